@@ -1,0 +1,178 @@
+"""An engine's table: the cursors of all its logs side by side, so that one read finds the movers.
+
+A word is committed_bytes << 1 | ended. Words are a hint; each log's header is the truth.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from typing import Self
+
+from rrpa_sidecar.clock import Clock, SystemClock
+from rrpa_sidecar.errors import CorruptLog, StreamMisuse
+from rrpa_sidecar.shm import layout
+from rrpa_sidecar.shm.directory import SegmentDirectory
+from rrpa_sidecar.shm.lease import Lease, bear
+from rrpa_sidecar.shm.segment import check_birth, open_segment, probe_unlocked, read_exactly
+
+_BIRTH = struct.Struct("<8sIIQ16sQI8x")
+# Larger blocks compare faster when nothing moved, smaller ones when little did.
+_BLOCK_BYTES = 256
+
+
+def table_header(table_id: str, slots: int, nonce: bytes, created_ns: int) -> bytes:
+    """Return the header of a table that has just been born."""
+    if len(nonce) != layout.NONCE_BYTES:
+        raise StreamMisuse(f"a table's nonce has {layout.NONCE_BYTES} bytes, not {len(nonce)}")
+    birth = _BIRTH.pack(
+        layout.TABLE_MAGIC,
+        layout.VERSION,
+        layout.HEADER_BYTES,
+        layout.table_bytes(slots),
+        bytes.fromhex(table_id),
+        created_ns,
+        slots,
+    )
+    header = bytearray(layout.HEADER_USED_BYTES)
+    header[: len(birth)] = birth
+    struct.pack_into("<I", header, layout.BIRTH_CRC_OFFSET, zlib.crc32(birth))
+    header[layout.NONCE_OFFSET : layout.NONCE_OFFSET + len(nonce)] = nonce
+    return bytes(header)
+
+
+class TableWriter:
+    """The engine's side. Slots are independent: one thread per slot is enough."""
+
+    def __init__(self, lease: Lease, table_id: str, slots: int) -> None:
+        self.table_id = table_id
+        self.slots = slots
+        self._lease = lease
+        self._words = lease.words
+
+    @classmethod
+    def create(
+        cls,
+        directory: SegmentDirectory,
+        table_id: str,
+        slots: int,
+        nonce: bytes,
+        *,
+        clock: Clock | None = None,
+    ) -> Self:
+        """Create the table `rrpa_table_<table_id>`, locked from its first moment.
+
+        nonce: 16 random bytes that prove to the sidecar that both see one directory.
+
+        Raises:
+          ShmFull: no room; nothing is left behind.
+          StreamMisuse: id, slots or nonce are illegal, or the table exists already.
+        """
+        name = layout.table_name(table_id)
+        size = layout.table_bytes(slots)
+        header = table_header(table_id, slots, nonce, (clock or SystemClock()).now_ns())
+        # The zeros of the words are written, not left a hole: see `bear`.
+        head = header + bytes(size - len(header))
+        lease = bear(directory, name, size, head, layout.HEADER_BYTES, size - layout.HEADER_BYTES)
+        return cls(lease, table_id, slots)
+
+    def set(self, slot: int, committed_bytes: int, ended: bool) -> None:
+        """Say how far the log in `slot` is. After `close`: nothing happens.
+
+        Raises:
+          StreamMisuse: there is no such slot.
+        """
+        if not 0 <= slot < self.slots:
+            raise StreamMisuse(f"slot {slot} of a table of {self.slots}")
+        if self._lease.fd >= 0:
+            self._words[slot] = committed_bytes << 1 | ended
+
+    def close(self) -> None:
+        """Drop the lease. Idempotent."""
+        self._lease.drop()
+
+    def __del__(self) -> None:
+        self._lease.drop()
+
+    def unlink(self) -> None:
+        """Remove the file. A missing file is fine."""
+        self._lease.unlink()
+
+
+class TableReader:
+    """The sidecar's side; never maps.
+
+    owner: uid of the file, which every log of the same engine must have too.
+    """
+
+    def __init__(self, fd: int, name: str, slots: int) -> None:
+        self.slots = slots
+        self.owner = os.fstat(fd).st_uid
+        self._fd = fd
+        self._name = name
+        self._last = bytes(slots * 8)
+
+    @classmethod
+    def open(cls, directory: SegmentDirectory, table_id: str, *, slots: int, nonce: bytes) -> Self:
+        """Open the table and check that it is the one the engine speaks of.
+
+        Raises:
+          SegmentMissing: there is none in this directory.
+          CorruptLog: it breaks a rule of FORMAT.md, or slots or nonce differ.
+        """
+        name = layout.table_name(table_id)
+        size = layout.table_bytes(slots)
+        fd = open_segment(directory, name, size)
+        try:
+            header = read_exactly(fd, layout.HEADER_USED_BYTES, 0, name)
+            check_birth(header, layout.TABLE_MAGIC, table_id, size, name)
+            found_slots = struct.unpack_from("<I", header, 48)[0]
+            found_nonce = header[layout.NONCE_OFFSET : layout.NONCE_OFFSET + layout.NONCE_BYTES]
+            if found_slots != slots or found_nonce != nonce:
+                raise CorruptLog(
+                    f"{name} has {found_slots} slots and nonce {found_nonce.hex()},"
+                    f" expected {slots} and {nonce.hex()[:32]}"
+                )
+        except BaseException:
+            os.close(fd)
+            raise
+        return cls(fd, name, slots)
+
+    def poll(self) -> list[int]:
+        """Return the slots whose word changed since the last poll, ascending; never waits.
+
+        A word that changed and changed back is not reported; no live log does that.
+
+        Raises:
+          CorruptLog: the file became shorter.
+        """
+        now = read_exactly(self._fd, self.slots * 8, layout.HEADER_BYTES, self._name)
+        last = self._last
+        if now == last:
+            return []
+        self._last = now
+        moved: list[int] = []
+        old, new = memoryview(last), memoryview(now)
+        old_words, new_words = old.cast("Q"), new.cast("Q")
+        for start in range(0, len(now), _BLOCK_BYTES):
+            stop = start + _BLOCK_BYTES
+            if last[start:stop] != now[start:stop]:
+                first, after = start // 8, min(stop // 8, self.slots)
+                moved += [i for i in range(first, after) if old_words[i] != new_words[i]]
+        return moved
+
+    def word(self, slot: int) -> tuple[int, bool]:
+        """Return (committed_bytes, ended) of `slot` as the last poll saw it."""
+        word = struct.unpack_from("<Q", self._last, slot * 8)[0]
+        return word >> 1, bool(word & 1)
+
+    def writer_gone(self) -> bool:
+        """Whether nobody holds the table's lease: the engine's process is gone."""
+        return probe_unlocked(self._fd)
+
+    def close(self) -> None:
+        """Close the descriptor. Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
