@@ -1,0 +1,225 @@
+"""The config as a tree: what must be in it, what must not, and that both sides agree."""
+
+from __future__ import annotations
+
+import copy
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+from google.api import httpbody_pb2
+from google.protobuf import descriptor_pb2, descriptor_pool
+
+from rrpa_sidecar.config import Config
+from rrpa_sidecar.edge import binary, descriptors, example, http, lint, render, upstream
+from rrpa_sidecar.edge.bootstrap import Files, bootstrap
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+FILES = Files("d.pb", "cert.pem", "key.pem")
+Tree = dict[str, Any]
+
+
+@pytest.fixture
+def tree() -> Tree:
+    return copy.deepcopy(bootstrap(Config(), FILES))
+
+
+def manager(tree: Tree) -> Tree:
+    listener = tree["static_resources"]["listeners"][0]
+    return listener["filter_chains"][0]["filters"][0]["typed_config"]
+
+
+def routes(tree: Tree) -> list[Tree]:
+    return manager(tree)["route_config"]["virtual_hosts"][0]["routes"]
+
+
+def cluster(tree: Tree) -> Tree:
+    return tree["static_resources"]["clusters"][0]
+
+
+def http_options(tree: Tree) -> Tree:
+    (options,) = cluster(tree)["typed_extension_protocol_options"].values()
+    return options
+
+
+def test_our_own_config_holds_cuts_and_repeats_nothing(tree: Tree) -> None:
+    assert lint.findings(tree) == []
+
+
+def add_filter(name: str) -> Callable[[Tree], None]:
+    return lambda tree: manager(tree)["http_filters"].insert(0, {"name": name})
+
+
+def add_to_route(name: str) -> Callable[[Tree], None]:
+    def change(tree: Tree) -> None:
+        for each in routes(tree):
+            each.setdefault("typed_per_filter_config", {})[name] = {}
+
+    return change
+
+
+def lua_everywhere(tree: Tree) -> None:
+    (lua,) = (f for f in manager(tree)["http_filters"] if f["name"].endswith(".lua"))
+    lua["typed_config"]["default_source_code"] = {"inline_string": "x = 1"}
+
+
+def lua_enabled(tree: Tree) -> None:
+    (lua,) = (f for f in manager(tree)["http_filters"] if f["name"].endswith(".lua"))
+    del lua["disabled"]
+
+
+def lua_changed(tree: Tree) -> None:
+    (lua,) = (f for f in manager(tree)["http_filters"] if f["name"].endswith(".lua"))
+    lua["typed_config"]["source_codes"]["plain_http.lua"]["inline_string"] += "-- more"
+
+
+def set_in(path: Callable[[Tree], Tree], **values: Any) -> Callable[[Tree], None]:
+    return lambda tree: path(tree).update(values)
+
+
+def to_sidecar(tree: Tree) -> Tree:
+    return next(each["route"] for each in routes(tree) if "route" in each)
+
+
+FAULTS: dict[str, tuple[Callable[[Tree], None], str]] = {
+    "buffer": (add_filter("envoy.filters.http.buffer"), "G43"),
+    "compressor": (add_filter("envoy.filters.http.compressor"), "G43"),
+    "ext_proc": (add_filter("envoy.filters.http.ext_proc"), "G43"),
+    "file system buffer": (add_filter("envoy.filters.http.file_system_buffer"), "G43"),
+    "buffer on a route": (add_to_route("envoy.filters.http.buffer"), "G43"),
+    "lua on a route": (add_to_route("envoy.filters.http.lua"), "G43"),
+    "lua everywhere": (lua_everywhere, "G43"),
+    "lua enabled": (lua_enabled, "G43"),
+    "lua changed": (lua_changed, "G43"),
+    "upstream compressor": (
+        set_in(http_options, http_filters=[{"name": "envoy.filters.http.compressor"}]),
+        "G43",
+    ),
+    "route timeout": (set_in(to_sidecar, timeout="15s"), "G42"),
+    "no route timeout": (lambda tree: to_sidecar(tree).pop("timeout"), "G42"),
+    "route idle timeout": (set_in(to_sidecar, idle_timeout="300s"), "G42"),
+    "no idle timeout": (lambda tree: manager(tree).pop("stream_idle_timeout"), "G42"),
+    "stream duration": (set_in(to_sidecar, max_stream_duration={}), "G42"),
+    "retry on 5xx": (set_in(to_sidecar, retry_policy={"retry_on": "5xx"}), "G44"),
+    "retry on reset": (set_in(to_sidecar, retry_policy={"retry_on": "reset"}), "G44"),
+    "retry after a time": (
+        set_in(to_sidecar, retry_policy={"retry_on": "", "per_try_timeout": "5s"}),
+        "G44",
+    ),
+    "HTTP/1 upstream": (set_in(http_options, explicit_http_config={}), "G46"),
+    "outlier detection": (set_in(cluster, outlier_detection={}), "outlier_detection"),
+    "open admin": (
+        set_in(
+            lambda tree: tree["admin"]["address"]["socket_address"],
+            address="0.0.0.0",
+        ),
+        "admin",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_lint_names_a_part_that_holds_cuts_or_repeats_streams(tree: Tree, fault: str) -> None:
+    change, word = FAULTS[fault]
+    change(tree)
+    assert any(word in finding for finding in lint.findings(tree)), lint.findings(tree)
+
+
+def test_grpc_routes_run_no_filter_of_their_own(tree: Tree) -> None:
+    grpc_routes = [each for each in routes(tree) if "grpc" in each["match"]]
+    assert grpc_routes
+    assert all("typed_per_filter_config" not in each for each in grpc_routes)
+    always_on = [f["name"] for f in manager(tree)["http_filters"] if not f.get("disabled")]
+    assert always_on == [
+        "envoy.filters.http.header_mutation",
+        "envoy.filters.http.grpc_json_transcoder",
+        "envoy.filters.http.router",
+    ]
+
+
+def test_sockets_limits_and_capacity_are_the_sidecars() -> None:
+    settings = {
+        "envoy_socket": "/run/rrpa/envoy.sock",
+        "envoy_listen": "[::1]:443",
+        "envoy_admin": "localhost:1",
+        "max_request_bytes": "3MiB",
+        "shm_bytes": "64MiB",
+        "queue_limit": "7",
+        "envoy_health_interval_s": "2.5",
+        "envoy_health_timeout_s": "1",
+    }
+    config = Config.load(settings)
+    tree = bootstrap(config, FILES)
+    listener = tree["static_resources"]["listeners"][0]
+    assert listener["address"]["socket_address"] == {"address": "::1", "port_value": 443}
+    admin = tree["admin"]["address"]["socket_address"]
+    assert admin == {"address": "127.0.0.1", "port_value": 1}
+    endpoint = cluster(tree)["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]
+    assert endpoint["address"]["pipe"]["path"] == "/run/rrpa/envoy.sock"
+    calls = 64 // 16 + 7 + upstream.REFUSAL_ROOM
+    breaker = cluster(tree)["circuit_breakers"]["thresholds"][0]
+    assert breaker["max_requests"] == breaker["max_pending_requests"] == calls
+    assert manager(tree)["http2_protocol_options"]["max_concurrent_streams"] == calls
+    (limit,) = (f for f in manager(tree)["http_filters"] if "body_size" in f["name"])
+    assert limit["typed_config"]["max_request_bytes"] == 2 * 3 * 1024 * 1024
+    check = cluster(tree)["health_checks"][0]
+    assert (check["interval"], check["no_traffic_interval"], check["timeout"]) == (
+        "2.5s",
+        "2.5s",
+        "1s",
+    )
+
+
+def test_health_check_is_the_documented_one(tree: Tree) -> None:
+    assert cluster(tree)["health_checks"] == [
+        {
+            "timeout": "5s",
+            "interval": "10s",
+            "no_traffic_interval": "10s",
+            "unhealthy_threshold": 3,
+            "healthy_threshold": 2,
+            "grpc_health_check": {"service_name": "rrpa.v1.RRPAService"},
+        }
+    ]
+
+
+def test_names_are_those_of_the_sidecar() -> None:
+    from rrpa_sidecar.frontend import metadata
+    from rrpa_sidecar.frontend.grpcio import health
+
+    assert descriptors.SERVICE == health.READY == "rrpa.v1.RRPAService"
+    theirs = (metadata.REQUEST_ID, metadata.STREAM_ID, metadata.PRIORITY, metadata.TRACEPARENT)
+    assert set(theirs) <= set(http.SINGLE_VALUE_HEADERS)
+
+
+def test_descriptor_set_is_complete_and_in_order() -> None:
+    files = descriptor_pb2.FileDescriptorSet.FromString(descriptors.descriptor_set()).file
+    pool = descriptor_pool.DescriptorPool()
+    for each in files:  # fails if an import does not come first
+        pool.Add(each)
+    method = pool.FindMethodByName("rrpa.v1.RRPAService.CreateMessage")
+    assert method.output_type.full_name == httpbody_pb2.HttpBody.DESCRIPTOR.full_name
+    assert b"/v2/messages" in descriptors.descriptor_set()
+
+
+def test_example_is_what_the_default_settings_give() -> None:
+    path = ROOT / "envoy" / "envoy.yaml"
+    assert path.read_text(encoding="utf-8") == example.example(), (
+        f"run: python -m rrpa_sidecar.edge.example {path}"
+    )
+
+
+def test_yaml_says_what_the_tree_says(tree: Tree) -> None:
+    assert yaml.safe_load(render.to_yaml(tree)) == tree
+
+
+def test_envoy_refuses_a_config_with_a_fault(tmp_path: pathlib.Path) -> None:
+    envoy = binary.find_envoy()
+    assert envoy is not None
+    written = render.write(Config(), tmp_path)
+    assert binary.validate(envoy, written.config) == ""
+    text = written.config.read_text().replace("stream_idle_timeout", "stream_idle_time_out")
+    written.config.write_text(text)
+    assert "stream_idle_time_out" in binary.validate(envoy, written.config)
