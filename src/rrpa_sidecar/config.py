@@ -1,0 +1,339 @@
+"""Every setting of the sidecar, each written down once.
+
+A line below gives a setting's name, default, unit, help and rules. From it come the flag
+(`shm_timeout_s` → `--shm-timeout`), the environment name (`RRPA_SHM_TIMEOUT`), the help page and
+the check. A flag beats the environment, which beats the default. All faults are reported together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rrpa_sidecar import config_kinds as kinds
+from rrpa_sidecar.config_kinds import Kind
+from rrpa_sidecar.errors import StartupError
+
+ENV_PREFIX = "RRPA_"
+PAGE_BYTES = 65536
+MIB = 1024 * 1024
+
+
+class ConfigErrors(StartupError):
+    """Settings that cannot be used; `.lines` holds one sentence for each fault."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = lines
+
+
+def setting(default: Any, help: str, *, kind: Kind | None = None, group: str = "") -> Any:
+    """Return a dataclass field that carries all there is to know about one setting."""
+    chosen = kind or kinds.kind_of_default(default)
+    return field(default=default, metadata={"help": help, "kind": chosen, "group": group})
+
+
+SOCKETS = "Sockets"
+SHM = "Shared memory"
+LIMITS = "Limits and times"
+LOGS = "Logs"
+ENVOY = "Envoy (read by `rrpa envoy-config` and `rrpa demo`)"
+
+
+@dataclass(frozen=True)
+class Config:
+    """The settings of one sidecar, checked. Build it with `Config.load`."""
+
+    listen: str = setting(
+        "localhost:50051",
+        "Where gRPC clients call. Loopback, unless you mean to open it to the network without "
+        "TLS. Port 0 takes a free one.",
+        kind=kinds.ADDRESS,
+        group=SOCKETS,
+    )
+    engine_socket: str = setting(
+        "/tmp/rrpa.sock",
+        "Unix socket where engines attach (mode 0660). The doorbell is this path with .bell.",
+        kind=kinds.ENGINE_PATH,
+        group=SOCKETS,
+    )
+    envoy_socket: str = setting(
+        "/tmp/rrpa-envoy.sock",
+        "Unix socket where the local Envoy calls (mode 0660).",
+        kind=kinds.UNIX_PATH,
+        group=SOCKETS,
+    )
+    metrics_listen: str = setting(
+        "localhost:9464",
+        "Where Prometheus scrapes /metrics. Port 0 takes a free one.",
+        kind=kinds.ADDRESS,
+        group=SOCKETS,
+    )
+    shm_dir: str = setting(
+        "/dev/shm",
+        "Directory of the streams' files; the engines must see the same one. Keep it in memory "
+        "(tmpfs).",
+        kind=kinds.DIRECTORY,
+        group=SHM,
+    )
+    shm_bytes: int = setting(
+        2048 * MIB,
+        "Shared memory that all streams together may use. Divided by --stream-bytes it is the "
+        "number of streams at once: 128 as shipped.",
+        kind=kinds.SIZE,
+        group=SHM,
+    )
+    stream_bytes: int = setting(
+        16 * MIB,
+        "Size of one stream's file, header included: the longest answer. A multiple of 64KiB, "
+        "at least 128KiB. Files are sparse: only bytes written cost memory.",
+        kind=kinds.SIZE,
+        group=SHM,
+    )
+    shm_timeout_s: float = setting(
+        30.0,
+        "How long the file of a finished or abandoned stream may stay.",
+        kind=kinds.SECONDS,
+        group=SHM,
+    )
+    queue_limit: int = setting(
+        256,
+        "Requests that may wait for an engine; one more is refused with RESOURCE_EXHAUSTED. "
+        "0: nobody waits.",
+        kind=kinds.COUNT,
+        group=LIMITS,
+    )
+    max_request_bytes: int = setting(
+        8 * MIB,
+        "Largest request. The same limit holds in Envoy and in the SDK.",
+        kind=kinds.SIZE,
+        group=LIMITS,
+    )
+    max_engines: int = setting(
+        64, "Engines that may be attached at once.", kind=kinds.POSITIVE, group=LIMITS
+    )
+    hello_timeout_s: float = setting(
+        5.0,
+        "How long an engine may take from connecting to saying who it is.",
+        kind=kinds.POSITIVE_SECONDS,
+        group=LIMITS,
+    )
+    engine_lost_timeout_s: float = setting(
+        1.0,
+        "How long a lost engine's streams wait for its last bytes before they fail.",
+        kind=kinds.SECONDS,
+        group=LIMITS,
+    )
+    sweep_interval_s: float = setting(
+        0.05,
+        "How often live streams are looked at even if no engine rang. Costs CPU only while "
+        "streams are live.",
+        kind=kinds.POSITIVE_SECONDS,
+        group=LIMITS,
+    )
+    drain_delay_s: float = setting(
+        0.0,
+        "After SIGTERM: how long new streams are still taken while health already says "
+        "NOT_SERVING. Give load balancers time to look away.",
+        kind=kinds.SECONDS,
+        group=LIMITS,
+    )
+    drain_timeout_s: float = setting(
+        20.0,
+        "After that: how long open streams may go on before they end with UNAVAILABLE. Keep "
+        "delay and timeout together below the pod's terminationGracePeriodSeconds, or SIGKILL "
+        "ends them first.",
+        kind=kinds.SECONDS,
+        group=LIMITS,
+    )
+    log_level: str = setting(
+        "info",
+        "Least important line that is logged on stderr; none logs nothing at all.",
+        kind=kinds.choice("none", "error", "warning", "info", "debug"),
+        group=LOGS,
+    )
+    envoy_listen: str = setting(
+        "127.0.0.1:8443", "Where Envoy takes TLS calls.", kind=kinds.ADDRESS, group=ENVOY
+    )
+    envoy_admin: str = setting(
+        "127.0.0.1:9901", "Envoy's admin page; loopback only.", kind=kinds.LOOPBACK, group=ENVOY
+    )
+    envoy_health_interval_s: float = setting(
+        10.0,
+        "How often Envoy asks the sidecar for its health.",
+        kind=kinds.POSITIVE_SECONDS,
+        group=ENVOY,
+    )
+    envoy_health_timeout_s: float = setting(
+        5.0,
+        "How long Envoy waits for that answer.",
+        kind=kinds.POSITIVE_SECONDS,
+        group=ENVOY,
+    )
+    envoy_tls_cert: str = setting(
+        "",
+        "PEM file with Envoy's certificate. Absent: a local one is made.",
+        kind=kinds.OPTIONAL_FILE,
+        group=ENVOY,
+    )
+    envoy_tls_key: str = setting(
+        "", "PEM file with its private key.", kind=kinds.OPTIONAL_FILE, group=ENVOY
+    )
+    envoy_client_ca: str = setting(
+        "",
+        "PEM file with the CA that signs clients; given: mTLS is required.",
+        kind=kinds.OPTIONAL_FILE,
+        group=ENVOY,
+    )
+
+    @property
+    def max_streams(self) -> int:
+        """Streams that fit into the shared-memory budget at once."""
+        return self.shm_bytes // self.stream_bytes
+
+    @property
+    def max_open_calls(self) -> int:
+        """Calls that can be running or waiting at once; Envoy's circuit breakers use it too."""
+        return self.max_streams + self.queue_limit
+
+    @classmethod
+    def load(
+        cls, flags: Mapping[str, str | None] | None = None, environ: Mapping[str, str] | None = None
+    ) -> Config:
+        """Return the checked settings.
+
+        flags: setting name → text as typed; None and absent mean "not given".
+        environ: the environment; an empty value means "not given".
+
+        Raises:
+          ConfigErrors: with one line for every fault there is.
+        """
+        values, faults = _parse_all(flags or {}, environ or {})
+        config = cls(**values)
+        faults += _cross_checks(config, skip={fault.name for fault in faults})
+        if faults:
+            raise ConfigErrors([fault.line for fault in faults])
+        return config
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What one line of `Config` says, for the command line and the documents."""
+
+    name: str
+    default: Any
+    help: str
+    kind: Kind
+    group: str
+
+    @property
+    def flag(self) -> str:
+        """`--shm-timeout` for `shm_timeout_s`."""
+        return "--" + self.name.removesuffix("_s").replace("_", "-")
+
+    @property
+    def env(self) -> str:
+        """`RRPA_SHM_TIMEOUT` for `shm_timeout_s`."""
+        return ENV_PREFIX + self.name.removesuffix("_s").upper()
+
+
+def settings() -> Iterator[Setting]:
+    """Yield all settings in the order in which they are written above."""
+    for each in dataclasses.fields(Config):
+        yield Setting(
+            name=each.name,
+            default=each.default,
+            help=each.metadata["help"],
+            kind=each.metadata["kind"],
+            group=each.metadata["group"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    name: str
+    line: str
+
+
+def _parse_all(
+    flags: Mapping[str, str | None], environ: Mapping[str, str]
+) -> tuple[dict[str, Any], list[_Fault]]:
+    values: dict[str, Any] = {}
+    faults: list[_Fault] = []
+    for each in settings():
+        text, where = flags.get(each.name), each.flag
+        if text is None:
+            text, where = environ.get(each.env) or None, each.env
+        if text is None:
+            continue
+        try:
+            values[each.name] = each.kind.parse(text.strip())
+        except ValueError as error:
+            faults.append(_Fault(each.name, f"{where}: {error}"))
+    return values, faults
+
+
+def _cross_checks(config: Config, skip: set[str]) -> list[_Fault]:
+    """Return the faults between settings; those that are wrong alone are not judged again."""
+    checks = [
+        (("stream_bytes",), _stream_bytes_fault(config)),
+        (("shm_bytes", "stream_bytes"), _budget_fault(config)),
+        (("engine_socket", "envoy_socket"), _same_socket_fault(config)),
+        (("listen", "metrics_listen"), _same_port_fault(config)),
+        (("envoy_tls_cert", "envoy_tls_key"), _half_certificate_fault(config)),
+        (("envoy_health_interval_s", "envoy_health_timeout_s"), _health_fault(config)),
+    ]
+    return [_Fault(names[0], line) for names, line in checks if line and not skip & set(names)]
+
+
+def _stream_bytes_fault(config: Config) -> str:
+    found = config.stream_bytes
+    if found >= 2 * PAGE_BYTES and found % PAGE_BYTES == 0:
+        return ""
+    return (
+        f"--stream-bytes: {found} is not a multiple of 64KiB of at least 128KiB"
+        f" ({2 * PAGE_BYTES}); use {max(2, -(-found // PAGE_BYTES)) * PAGE_BYTES}"
+    )
+
+
+def _budget_fault(config: Config) -> str:
+    if config.shm_bytes >= config.stream_bytes:
+        return ""
+    return (
+        f"--shm-bytes: {config.shm_bytes} holds no stream of {config.stream_bytes} bytes"
+        " (--stream-bytes); raise the first or lower the second"
+    )
+
+
+def _same_socket_fault(config: Config) -> str:
+    engine, envoy = config.engine_socket, config.envoy_socket
+    if envoy not in (engine, engine + kinds.BELL_SUFFIX):
+        return ""
+    return f"--envoy-socket: {envoy} is taken by --engine-socket {engine}; give each its own path"
+
+
+def _same_port_fault(config: Config) -> str:
+    port = kinds.split_address(config.listen)[1]
+    if port == 0 or config.listen != config.metrics_listen:
+        return ""
+    return f"--metrics-listen: {config.listen} is taken by --listen; give each its own port"
+
+
+def _half_certificate_fault(config: Config) -> str:
+    if bool(config.envoy_tls_cert) == bool(config.envoy_tls_key):
+        return ""
+    given, missing = "--envoy-tls-cert", "--envoy-tls-key"
+    if config.envoy_tls_key:
+        given, missing = missing, given
+    return f"{missing}: not given, but {given} is; give both or neither"
+
+
+def _health_fault(config: Config) -> str:
+    if config.envoy_health_timeout_s <= config.envoy_health_interval_s:
+        return ""
+    return (
+        f"--envoy-health-timeout: {config.envoy_health_timeout_s:g} s is longer than"
+        f" --envoy-health-interval {config.envoy_health_interval_s:g} s; make it shorter"
+    )

@@ -1,0 +1,98 @@
+"""One call from acceptance to status, without any I/O: what is counted, timed and told.
+
+Every front end drives a `Call` the same way: `accepted`, then for each event `wrote` or
+`finished`/`failed`, and `ended` exactly once.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from rrpa_sidecar.clock import Clock
+from rrpa_sidecar.control.broker import Labels, LiveStream
+from rrpa_sidecar.frontend import metadata
+from rrpa_sidecar.metrics import Metrics
+from rrpa_sidecar.status import Code, one_line
+
+log = logging.getLogger(__name__)
+
+
+class Call:
+    """What one CreateStream or CreateMessage has done so far."""
+
+    def __init__(self, metrics: Metrics, clock: Clock) -> None:
+        self._metrics = metrics
+        self._counters = metrics.model("")
+        self._clock = clock
+        self._last_frame_ns = 0
+        self._ended = False
+        self.labels: Labels | None = None
+        self.stream: LiveStream | None = None
+        self.delivered_bytes = 0
+
+    def accepted(self, stream: LiveStream) -> metadata.Pairs:
+        """Take note that the broker accepted; return the initial metadata."""
+        self.stream = stream
+        self._counters = self._metrics.model(stream.model)
+        assert self.labels is not None
+        return (*metadata.id_pairs(self.labels), (metadata.SERVER_STREAM_ID, stream.stream_id))
+
+    def wrote(self, n_bytes: int) -> None:
+        """Take note that a frame with `n_bytes` of the answer was handed to the connection."""
+        assert self.stream is not None
+        now_ns = self._clock.now_ns()
+        if self._last_frame_ns:
+            self._counters.inter_token((now_ns - self._last_frame_ns) / 1e9)
+        else:
+            timing = self.stream.timing
+            timing.first_frame_ns = now_ns
+            self._counters.first_token((now_ns - timing.accepted_ns) / 1e9)
+        self._last_frame_ns = now_ns
+        self.delivered_bytes += n_bytes
+        self._counters.frame(n_bytes)
+
+    def trailers(self) -> metadata.Pairs:
+        """Return the trailing metadata as of now."""
+        pairs = metadata.id_pairs(self.labels) if self.labels else ()
+        if self.stream is None:
+            return pairs
+        pairs += ((metadata.OFFSET, str(self.delivered_bytes)),)
+        timing = self._server_timing()
+        return (*pairs, (metadata.SERVER_TIMING, timing)) if timing else pairs
+
+    def ended(self, code: Code, text: str = "") -> None:
+        """Count and log the call's end; the first time counts."""
+        if self._ended:
+            return
+        self._ended = True
+        self._counters.stream_ended(code)
+        if log.isEnabledFor(logging.INFO):
+            log.info("%s", self._line(code, text))
+
+    def _server_timing(self) -> str:
+        """Return where the time to the first frame went, "" when there was none."""
+        assert self.stream is not None
+        timing = self.stream.timing
+        stamps = (
+            timing.accepted_ns,
+            timing.submitted_ns,
+            timing.first_commit_ns,
+            timing.first_frame_ns,
+        )
+        if not all(stamps):
+            return ""
+        parts = []
+        for name, start_ns, end_ns in zip(
+            ("queue", "engine", "sidecar"), stamps, stamps[1:], strict=False
+        ):
+            parts.append(f"{name};dur={max((end_ns or 0) - (start_ns or 0), 0) / 1e6:.1f}")
+        return ", ".join(parts)
+
+    def _line(self, code: Code, text: str) -> str:
+        words = [f"stream ended code={code.name}"]
+        if self.labels:
+            words.append(f"request_id={self.labels.request_id} stream_id={self.labels.stream_id}")
+        if self.stream:
+            words.append(f"stream={self.stream.stream_id} model={self.stream.model}")
+            words.append(f"bytes={self.delivered_bytes}")
+        return one_line(" ".join(words + ([text] if text else [])), 2048)

@@ -1,0 +1,193 @@
+"""RRPAService over grpc.aio: one coroutine for each call, fed by the stream's waker.
+
+Handlers are coroutines that write, not generators: a generator's clean-up is left to the garbage
+collector when its call is cancelled, and a stream's slot would stay taken until then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from rrpa_sidecar.clock import Clock
+from rrpa_sidecar.control.broker import Broker, LiveStream
+from rrpa_sidecar.errors import InvalidRequest, RRPAError, StreamCancelled
+from rrpa_sidecar.frontend.call import Call
+from rrpa_sidecar.frontend.frames import BodyFrames, Frames, StreamFrames
+from rrpa_sidecar.frontend.metadata import PLAIN_HTTP, read_labels
+from rrpa_sidecar.metrics import Metrics
+from rrpa_sidecar.pb import rrpa_pb2 as pb
+from rrpa_sidecar.status import Code, status_of
+from rrpa_sidecar.stream.events import Data, Failed
+
+log = logging.getLogger(__name__)
+
+GRPC_CODES = {Code(code.value[0]): code for code in grpc.StatusCode}
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Method = Callable[[bytes, Context], Awaitable[Any]]
+
+FLUSH_S = 0.01
+"""Time for gRPC's core to put the last bytes of a stream on the wire; it offers no flush."""
+
+INTERRUPTED = "the sidecar interrupted this call; do not retry, its operator should know"
+
+
+class RRPAHandlers:
+    """The three methods. Request and response are bytes: nothing is parsed that need not be."""
+
+    def __init__(self, broker: Broker, metrics: Metrics, clock: Clock) -> None:
+        self._broker = broker
+        self._metrics = metrics
+        self._clock = clock
+        self._open: dict[Call, Callable[[RRPAError], None]] = {}
+
+    @property
+    def open_calls(self) -> int:
+        """Streaming calls that have not ended."""
+        return len(self._open)
+
+    def end_all(self, error: RRPAError) -> None:
+        """End every open call with `error`, as soon as its connection takes the status."""
+        for end in list(self._open.values()):
+            end(error)
+
+    async def create_stream(self, request: bytes, context: Context) -> None:
+        """Serve CreateStream."""
+        await self._stream(request, context, StreamFrames())
+
+    async def create_message(self, request: bytes, context: Context) -> None:
+        """Serve CreateMessage."""
+        plain_http = (PLAIN_HTTP, "1") in (context.invocation_metadata() or ())
+        await self._stream(request, context, BodyFrames(plain_http=plain_http))
+
+    async def list_models(self, request: bytes, context: Context) -> bytes:
+        """Serve ListModels."""
+        try:
+            _parse_nothing(request)
+            models = [
+                pb.Model(
+                    name=each.name,
+                    engines=each.engines,
+                    capacity=each.capacity,
+                    active=each.active,
+                )
+                for each in self._broker.models()
+            ]
+        except Exception as error:  # noqa: BLE001 - all of them become a status
+            _set_status(context, error)
+            return b""
+        return pb.ListModelsResponse(models=models).SerializeToString()
+
+    async def _stream(self, request: bytes, context: Context, frames: Frames) -> None:
+        call = Call(self._metrics, self._clock)
+        deadline_ns = self._deadline_ns(context)
+        try:
+            error = await self._forward(call, request, context, frames)
+        except asyncio.CancelledError:
+            # The client left, its deadline passed, or (a fault of ours) somebody cancelled this
+            # task. gRPC sends no status for the last, and the client would wait for ever; so all
+            # three return with one, which goes nowhere when the client is gone.
+            late = deadline_ns is not None and self._clock.now_ns() >= deadline_ns
+            call.ended(Code.DEADLINE_EXCEEDED if late else Code.CANCELLED)
+            _uncancel()
+            context.set_code(grpc.StatusCode.INTERNAL)
+            context.set_details(INTERRUPTED)
+        else:
+            code, text = _set_status(context, error, call) if error else (Code.OK, "")
+            call.ended(code, text)
+        context.set_trailing_metadata(call.trailers())
+
+    async def _forward(
+        self, call: Call, request: bytes, context: Context, frames: Frames
+    ) -> Exception | None:
+        """Open the stream, forward it to its end, leave it. Return what went wrong, if anything.
+
+        The stream is left before this returns or raises, whatever happens.
+        """
+        try:
+            call.labels = read_labels(context.invocation_metadata() or ())
+            stream = self._broker.open(request, call.labels, context.time_remaining())
+        except Exception as error:  # noqa: BLE001 - all of them become a status
+            return error
+        try:
+            await context.send_initial_metadata(call.accepted(stream))
+            failure = await self._pump(call, stream, context, frames)
+            if failure is not None and (last := frames.broken()) is not None:
+                # In one HTTP/2 frame with the last bytes it would take them along.
+                await asyncio.sleep(FLUSH_S)
+                await context.write(last)
+            return failure
+        except grpc.aio.BaseError:  # a write after the connection broke, before we were told
+            return StreamCancelled("the caller's connection is gone")
+        except Exception as error:  # noqa: BLE001 - all of them become a status
+            return error
+        finally:
+            self._open.pop(call, None)
+            stream.waker = None
+            stream.leave()
+
+    async def _pump(
+        self, call: Call, stream: LiveStream, context: Context, frames: Frames
+    ) -> Exception | None:
+        news = asyncio.Event()
+        forced: list[RRPAError] = []
+
+        def end(error: RRPAError) -> None:
+            forced.append(error)
+            news.set()
+
+        self._open[call] = end
+        stream.waker = news.set
+        while True:
+            news.clear()  # before the poll: what comes after it sets the event again
+            event = None if forced else stream.poll()
+            if forced:
+                return forced[0]
+            if event is None:
+                await news.wait()
+            elif isinstance(event, Data):
+                await context.write(frames.data(event))
+                call.wrote(len(event.data))
+            elif isinstance(event, Failed):
+                return event.error
+            else:
+                last = frames.finish(event)
+                if last is not None:
+                    await context.write(last)
+                return None
+
+    def _deadline_ns(self, context: Context) -> int | None:
+        left_s = context.time_remaining()
+        return None if left_s is None else self._clock.now_ns() + int(left_s * 1e9)
+
+
+def _parse_nothing(request: bytes) -> None:
+    try:
+        pb.ListModelsRequest.FromString(request)
+    except DecodeError as error:
+        raise InvalidRequest("the request is not a rrpa.v1.ListModelsRequest") from error
+
+
+def _set_status(context: Context, error: Exception, call: Call | None = None) -> tuple[Code, str]:
+    """Choose the call's status for `error` by the one table, and log what callers must not see."""
+    code, text = status_of(error)
+    if not isinstance(error, RRPAError):
+        labels = call.labels if call else None
+        log.error("call failed request_id=%s", labels.request_id if labels else "", exc_info=error)
+    elif len(str(error)) > len(text):
+        log.warning("error text was cut for the caller: %s", error)
+    context.set_code(GRPC_CODES[code])
+    context.set_details(text)
+    return code, text
+
+
+def _uncancel() -> None:
+    task = asyncio.current_task()
+    while task is not None and task.cancelling():
+        task.uncancel()

@@ -1,0 +1,74 @@
+"""The grpc.aio server that clients and Envoy call: options and the table of methods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from rrpa_sidecar.config import Config
+from rrpa_sidecar.frontend.grpcio import health as health_service
+from rrpa_sidecar.frontend.grpcio.handlers import RRPAHandlers
+from rrpa_sidecar.frontend.grpcio.health import Health
+from rrpa_sidecar.frontend.grpcio.reflection import SERVICE as REFLECTION
+from rrpa_sidecar.frontend.grpcio.reflection import Reflection
+
+ROOM_FOR_REFUSALS = 4096
+"""Calls of one connection above all that can be open, so that we refuse and not HTTP/2: a client
+opens many before it has read how many it may, and its library retries a refused one only once."""
+
+KEEPALIVE = (
+    # A caller whose network drops without a word is noticed after 20 s + 10 s.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # Callers may ping as often as every 10 s, also with no call open: half of that is allowed, so
+    # that jitter never counts as a strike. gRPC's own default of 5 minutes ends connections.
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+)
+
+
+def server_options(config: Config) -> list[tuple[str, int]]:
+    """Return the options of every gRPC server of this process."""
+    return [
+        # Two daemons on one port would each get part of the calls.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", config.max_request_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_concurrent_streams", config.max_open_calls + ROOM_FOR_REFUSALS),
+        # Calls that wait for their handler: above 1,000 gRPC's core drops some with CANCELLED,
+        # where we refuse with a reason (seen with a burst of 1,500 through Envoy).
+        ("grpc.server.max_pending_requests", 2**20),
+        ("grpc.server.max_pending_requests_hard_limit", 2**20),
+        # A peer that connects and speaks no HTTP/2 is dropped.
+        ("grpc.server_handshake_timeout_ms", 10_000),
+        *KEEPALIVE,
+    ]
+
+
+def create_server(config: Config, handlers: RRPAHandlers, health: Health) -> grpc.aio.Server:
+    """Return the server with all services, not started, on no port."""
+    server = grpc.aio.server(options=server_options(config))
+    server.add_generic_rpc_handlers(tuple(_services(handlers, health)))
+    return server
+
+
+def _services(handlers: RRPAHandlers, health: Health) -> list[grpc.GenericRpcHandler[Any, Any]]:
+    """One table: service → method → handler, all with bytes in and bytes out."""
+    table: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = {
+        health_service.READY: {
+            "CreateStream": grpc.unary_stream_rpc_method_handler(handlers.create_stream),
+            "CreateMessage": grpc.unary_stream_rpc_method_handler(handlers.create_message),
+            "ListModels": grpc.unary_unary_rpc_method_handler(handlers.list_models),
+        },
+        health_service.SERVICE: {
+            "Check": grpc.unary_unary_rpc_method_handler(health.check),
+            "Watch": grpc.unary_stream_rpc_method_handler(health.watch),
+        },
+        REFLECTION: {
+            "ServerReflectionInfo": grpc.stream_stream_rpc_method_handler(Reflection().info),
+        },
+    }
+    return [
+        grpc.method_handlers_generic_handler(service, methods) for service, methods in table.items()
+    ]

@@ -1,0 +1,163 @@
+"""The composition root: binds everything, says when it is ready, drains, and leaves nothing.
+
+Order matters in three places. Addresses are taken before anything else exists, so that a second
+daemon fails without touching the first one's work. `ready` is said when everything listens. On
+the way out health says so first, then new streams are refused, then open ones end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+
+import grpc
+import uvloop
+
+from rrpa_sidecar import __version__
+from rrpa_sidecar.clock import SystemClock
+from rrpa_sidecar.config import Config
+from rrpa_sidecar.config_kinds import BELL_SUFFIX
+from rrpa_sidecar.control.attach_service import AttachService, engine_server_options
+from rrpa_sidecar.control.broker import Broker
+from rrpa_sidecar.control.pump import Pump
+from rrpa_sidecar.frontend.grpcio.handlers import RRPAHandlers
+from rrpa_sidecar.frontend.grpcio.health import Health
+from rrpa_sidecar.frontend.grpcio.server import create_server
+from rrpa_sidecar.metrics import Metrics
+from rrpa_sidecar.shm.directory import open_directory
+from rrpa_sidecar.shm.doorbell import Bell
+from rrpa_sidecar.sidecar import addresses
+from rrpa_sidecar.sidecar.drain import Signals, drain
+from rrpa_sidecar.sidecar.metrics_server import MetricsServer
+from rrpa_sidecar.sidecar.unix_sockets import Claim
+
+log = logging.getLogger(__name__)
+
+STOP_GRACE_S = 0.5
+"""How long a last status may take to leave, once every stream has one."""
+
+
+def run(config: Config, started_s: float) -> None:
+    """Run the sidecar until SIGTERM or SIGINT.
+
+    started_s: monotonic moment at which this process began, for the ready line.
+
+    Raises:
+      StartupError: an address, a socket or the directory cannot be had.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(config, started_s))
+
+
+async def _serve(config: Config, started_s: float) -> None:
+    signals = Signals(asyncio.get_running_loop())
+    asyncio.get_running_loop().set_exception_handler(_log_loop_error)
+    async with contextlib.AsyncExitStack() as undo:
+        daemon = _Daemon(config, undo)
+        await daemon.start()
+        if not signals.stop.is_set():
+            _say_ready(daemon.where(), time.monotonic() - started_s)
+        await signals.stop.wait()
+        await drain(config, daemon.health, daemon.broker, daemon.handlers, signals.hurry)
+    log.info("stopped")
+
+
+class _Daemon:
+    """All parts, from the first address to the last; `undo` takes them apart again."""
+
+    def __init__(self, config: Config, undo: contextlib.AsyncExitStack) -> None:
+        self._config = config
+        self._undo = undo
+        self._grpc_ports = self._bind(config.listen, "--listen")
+        self._metrics_ports = self._bind(config.metrics_listen, "--metrics-listen")
+        self._engine_claim = self._claim(config.engine_socket, "--engine-socket")
+        self._envoy_claim = self._claim(config.envoy_socket, "--envoy-socket")
+        directory = open_directory(config.shm_dir)
+        clock = SystemClock()
+        self._metrics = Metrics(clock)
+        bell = Bell(config.engine_socket + BELL_SUFFIX)
+        undo.callback(bell.close)
+        self.broker = Broker(config, directory, bell.path, self._metrics, clock)
+        self._metrics.gauges = self.broker
+        self.health = Health()
+        self.broker.on_ready_change = self.health.set_ready
+        self.handlers = RRPAHandlers(self.broker, self._metrics, clock)
+        self._pump = Pump(self.broker, bell, config.sweep_interval_s)
+
+    async def start(self) -> None:
+        """Listen everywhere."""
+        self._pump.start()
+        self._undo.callback(self._pump.close)
+        engines = grpc.aio.server(options=engine_server_options(self._config))
+        AttachService(self.broker, self._config).add_to(engines)
+        clients = create_server(self._config, self.handlers, self.health)
+        for claim, server in ((self._engine_claim, engines), (self._envoy_claim, clients)):
+            with claim.binding():
+                server.add_insecure_port(f"unix:{claim.path}")
+        for bound in self._grpc_ports:
+            _listen(clients, bound)
+        self._undo.push_async_callback(self._stop, clients, engines)
+        for server in (engines, clients):
+            await server.start()
+        metrics = MetricsServer(self._metrics, self._metrics_ports)
+        self._undo.callback(metrics.close)
+        metrics.start()
+
+    async def _stop(self, clients: grpc.aio.Server, engines: grpc.aio.Server) -> None:
+        """Stop both servers; engines last, so that they hear of the streams that were left."""
+        self.health.close()
+        await clients.stop(STOP_GRACE_S)
+        await self._settle()
+        await engines.stop(None)
+        await self._settle()
+
+    async def _settle(self) -> None:
+        """Give engines a moment to end what they were told to end, so that no file stays."""
+        for _ in range(int(STOP_GRACE_S / self._config.sweep_interval_s) + 1):
+            if not self.broker.busy:
+                return
+            await asyncio.sleep(self._config.sweep_interval_s)
+
+    def where(self) -> str:
+        """Return what the ready line says about addresses."""
+        return (
+            f"grpc={_join(self._grpc_ports)} engines={self._config.engine_socket}"
+            f" envoy={self._config.envoy_socket} metrics={_join(self._metrics_ports)}"
+        )
+
+    def _bind(self, text: str, flag: str) -> list[socket.socket]:
+        bound = addresses.bind(text, flag)
+        for each in bound:
+            self._undo.callback(each.close)
+        return bound
+
+    def _claim(self, path: str, flag: str) -> Claim:
+        claim = Claim(path, flag)
+        self._undo.callback(claim.release)
+        return claim
+
+
+def _listen(server: grpc.aio.Server, bound: socket.socket) -> None:
+    """Let gRPC listen where `bound` holds the port."""
+    where = addresses.address_of(bound)
+    try:
+        server.add_insecure_port(str(where))
+    except RuntimeError as error:
+        raise addresses.taken(where, "--listen") from error
+
+
+def _join(bound: list[socket.socket]) -> str:
+    return ",".join(str(addresses.address_of(each)) for each in bound)
+
+
+def _say_ready(where: str, start_s: float) -> None:
+    print(f"rrpa ready {where} start_s={start_s:.3f}", flush=True)
+    log.info("rrpa-sidecar %s ready %s start_s=%.3f", __version__, where, start_s)
+
+
+def _log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+    error = context.get("exception")
+    log.error("event loop: %s", context.get("message"), exc_info=error)  # type: ignore[arg-type]

@@ -1,0 +1,149 @@
+"""A broker whose streams a test writes by hand, behind the real gRPC server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from rrpa_sidecar.clock import SystemClock
+from rrpa_sidecar.config import Config
+from rrpa_sidecar.control.broker import Labels
+from rrpa_sidecar.control.engines import ModelInfo
+from rrpa_sidecar.control.live import Timing
+from rrpa_sidecar.errors import RRPAError
+from rrpa_sidecar.frontend.grpcio.handlers import RRPAHandlers
+from rrpa_sidecar.frontend.grpcio.health import Health
+from rrpa_sidecar.frontend.grpcio.server import create_server
+from rrpa_sidecar.metrics import Metrics
+from rrpa_sidecar.stream.events import Data, Event, Failed, Finished
+
+STREAM = "/rrpa.v1.RRPAService/CreateStream"
+MESSAGE = "/rrpa.v1.RRPAService/CreateMessage"
+MODELS = "/rrpa.v1.RRPAService/ListModels"
+
+
+@dataclass
+class FakeStream:
+    """A LiveStream with a queue of events."""
+
+    labels: Labels
+    stream_id: str = "f" * 32
+    model: str = "test"
+    timing: Timing = field(default_factory=lambda: Timing(SystemClock().now_ns()))
+    waker: Callable[[], None] | None = None
+    left: int = 0
+    polls: int = 0
+    events: deque[Event | Exception] = field(default_factory=deque)
+    offset: int = 0
+
+    def poll(self, limit_bytes: int = 65536) -> Event | None:
+        self.polls += 1
+        if not self.events:
+            return None
+        event = self.events.popleft()
+        if isinstance(event, Exception):
+            raise event
+        return event
+
+    def leave(self) -> None:
+        self.left += 1
+
+    def put(self, event: Event | Exception) -> None:
+        self.events.append(event)
+        if self.waker:
+            self.waker()
+
+    def data(self, data: bytes) -> None:
+        self.put(Data(self.offset, data))
+        self.offset += len(data)
+
+    def finish(self, reason: int = 1) -> None:
+        self.put(Finished(self.offset, reason, None, 3, 4, 0))
+
+    def fail(self, error: RRPAError) -> None:
+        self.put(Failed(self.offset, error))
+
+
+class FakeBroker:
+    """Opens FakeStreams, or raises `refusal`."""
+
+    def __init__(self) -> None:
+        self.streams: list[FakeStream] = []
+        self.requests: list[bytes] = []
+        self.timeouts: list[float | None] = []
+        self.refusal: Exception | None = None
+        self.on_open: Callable[[FakeStream], None] = lambda stream: None
+
+    def open(self, request: bytes, labels: Labels, timeout_s: float | None) -> FakeStream:
+        self.requests.append(request)
+        self.timeouts.append(timeout_s)
+        if self.refusal is not None:
+            raise self.refusal
+        stream = FakeStream(labels)
+        self.streams.append(stream)
+        self.on_open(stream)
+        return stream
+
+    def models(self) -> list[ModelInfo]:
+        if self.refusal is not None:
+            raise self.refusal
+        return [ModelInfo("a", 1, 2, 0), ModelInfo("b", 2, 4, 3)]
+
+
+@dataclass
+class Front:
+    """A running front end and a channel to it."""
+
+    broker: FakeBroker
+    metrics: Metrics
+    handlers: RRPAHandlers
+    health: Health
+    server: grpc.aio.Server
+    channel: grpc.aio.Channel
+    address: str
+    others: list[grpc.aio.Channel] = field(default_factory=list)
+
+    def stream(self, request: bytes = b"", **kwargs: object) -> grpc.aio.UnaryStreamCall:
+        return self.channel.unary_stream(STREAM)(request, **kwargs)
+
+    def message(self, request: bytes = b"", **kwargs: object) -> grpc.aio.UnaryStreamCall:
+        return self.channel.unary_stream(MESSAGE)(request, **kwargs)
+
+    async def stream_of_another_connection(self) -> grpc.aio.UnaryStreamCall:
+        """Begin a stream on a connection of its own, after the first stream is there."""
+        while not self.broker.streams:
+            await asyncio.sleep(0.001)
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        channel = grpc.aio.insecure_channel(self.address, options=options)
+        self.others.append(channel)
+        return channel.unary_stream(STREAM)(b"")
+
+    def codes(self) -> dict[str, int]:
+        """Ended calls by code, over all models, zeros left out."""
+        from rrpa_sidecar.status import Code
+
+        counts = self.metrics.model("test").codes
+        return {Code(at).name: count for at, count in enumerate(counts) if count}
+
+
+@contextlib.asynccontextmanager
+async def front_end(folder: Path) -> AsyncIterator[Front]:
+    """Run the real server over a fake broker on a Unix socket in `folder`."""
+    broker, metrics, health = FakeBroker(), Metrics(), Health()
+    handlers = RRPAHandlers(broker, metrics, SystemClock())  # type: ignore[arg-type]
+    server = create_server(Config(), handlers, health)
+    address = f"unix:{folder}/front.sock"
+    server.add_insecure_port(address)
+    await server.start()
+    async with grpc.aio.insecure_channel(address) as channel:
+        front = Front(broker, metrics, handlers, health, server, channel, address)
+        yield front
+        for other in front.others:
+            await other.close()
+    await server.stop(None)
