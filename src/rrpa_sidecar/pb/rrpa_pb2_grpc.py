@@ -110,6 +110,7 @@ class RRPAServiceServicer(object):
     def CreateStream(self, request, context):
         """Generates an answer and streams it as it is produced. Frames hold whole characters.
         Leaving (cancel, deadline, closed connection) aborts the engine's work.
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,0 +1,72 @@
+# make demo    a real answer through every real part, in the terminal
+# make test    everything that must hold: checks, unit, conformance and packaging tests
+# make check   the quick half: ruff, mypy, layers
+# make proto   regenerate the stubs with the floor of the declared ranges
+# make clean   remove the environments
+#
+# PYTHON=python3.13 make test      choose the interpreter; otherwise the first that fits
+# TESTS="tests/shm -k torn"        choose tests; otherwise all
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help demo test check proto clean tools
+
+VENV := .venv
+BIN := $(VENV)/bin
+TESTS ?=
+# Arguments for `rrpa demo`: make demo DEMO="--prompt 'Why is the sky blue?' --stay"
+DEMO ?=
+
+# A Python that is new enough and can make environments (Debian splits ensurepip off).
+FITS := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 /usr/local/bin/python3; do \
+	  if $$p -c '$(FITS)' >/dev/null 2>&1; then echo $$p; break; fi; done)
+
+help:
+	@sed -n '/^# make/s/^# //p' Makefile
+
+$(VENV)/.made:
+	@if [ -z "$(PYTHON)" ]; then \
+	  echo "no Python 3.11 to 3.13 with the venv module found; install one, or set PYTHON=..." >&2; exit 1; fi
+	@echo "environment: $(VENV), $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# One install per extra and per content of pyproject.toml; sources are used in place (-e).
+# pip's own words go to a log; people see the names of the packages as they come.
+$(VENV)/.installed-%: $(VENV)/.made pyproject.toml
+	@echo "install: rrpa-sidecar[$*] into $(VENV)"
+	@$(BIN)/python -m pip install --progress-bar off -e '.[$*]' 2>$(VENV)/install.err \
+	  | tee $(VENV)/install.log \
+	  | awk '/^ *Collecting /{sub(/[^A-Za-z0-9_.-].*/, "", $$2); printf "  %s", $$2; fflush(); n++} \
+	         /^Installing collected/{printf "\n  unpacking"; fflush(); n++} END{if (n) print ""}' \
+	  || { tail -30 $(VENV)/install.log >&2; grep -v 'is ignored: it is neither' $(VENV)/install.err >&2; \
+	       echo "install failed; all of it: $(VENV)/install.log" >&2; exit 1; }
+	@touch $@
+
+demo: $(VENV)/.installed-demo
+	@$(BIN)/rrpa demo $(DEMO)
+
+test: $(VENV)/.installed-test tools
+	@$(BIN)/python -m pytest $(TESTS)
+
+check: $(VENV)/.installed-test
+	@$(BIN)/python -m pytest -q tests/test_checks.py tests/test_layers.py
+
+# What the tests use and PyPI does not carry. Without a C compiler one test is skipped.
+tools:
+	@missing=""; command -v curl >/dev/null || missing="curl"; \
+	command -v cc >/dev/null || missing="$$missing gcc libc6-dev"; \
+	if [ -n "$$missing" ]; then \
+	  echo "install: $$missing (Debian)"; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+	    apt-get install -y -qq --no-install-recommends $$missing >/dev/null; fi
+
+proto: $(VENV)/.installed-test
+	@$(BIN)/python -m tests.packaging.environments floor-tools .venv-floor
+	@.venv-floor/bin/python proto/generate.py
+	@git --no-pager diff --stat -- src/rrpa_sidecar/pb || true
+
+clean:
+	rm -rf $(VENV) .venv-floor build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

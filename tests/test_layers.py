@@ -1,0 +1,159 @@
+"""Imports go downwards only. This file holds the table; nothing else does.
+
+Every `import` statement of src/rrpa_sidecar counts, also those inside functions, under
+TYPE_CHECKING and those written relatively.
+"""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+SOURCE = pathlib.Path(__file__).parent.parent / "src"
+PACKAGE = "rrpa_sidecar"
+
+LEAVES = {"errors", "status", "clock", "config", "metrics", "logs"}
+
+# layer → layers it may import, besides itself and rrpa_sidecar/__init__.py.
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "clock": set(),
+    "pb": set(),
+    "status": {"errors"},
+    "config": {"errors"},
+    "logs": {"errors", "status", "clock"},
+    "metrics": {"errors", "status", "clock"},
+    "shm": LEAVES,
+    "stream": {"shm"} | LEAVES,
+    "control": {"stream", "shm", "pb"} | LEAVES,
+    "frontend": {"control", "stream", "pb"} | LEAVES,
+    "sidecar": {"frontend", "control", "stream", "shm"} | LEAVES,
+    "edge": {"pb"} | LEAVES,
+    "engine": {"shm", "pb"} | LEAVES,
+    "client": {"pb", "errors", "status", "clock"},
+    "cli": {"sidecar", "engine", "client", "edge", "shm", "pb"} | LEAVES,
+    "__main__": {"cli"},
+}
+
+# Distribution modules that only some layers may use.
+RESTRICTED: dict[str, set[str]] = {
+    "grpc": {"pb", "frontend", "control.attach_service", "engine", "client", "sidecar", "cli"},
+    "asyncio": {"frontend", "control", "sidecar", "client", "cli", "engine"},
+    "uvloop": {"sidecar", "cli"},
+    "click": {"cli", "config"},
+    "prometheus_client": {"metrics", "sidecar"},
+    "cyllama": {"engine"},
+    "yaml": {"edge"},
+    "cryptography": {"edge"},
+    "rich": {"cli"},
+    "subprocess": {"cli", "edge"},
+    "multiprocessing": set(),
+}
+# `import rrpa_sidecar.engine` in a user's process must not bring the daemon's parts.
+UNDER = {"grpc": ("grpc_health", "grpc_reflection")}
+
+
+def imports_of(source: str, module: str, *, is_package: bool) -> Iterator[str]:
+    """Yield the full dotted name of everything that `source`, the text of `module`, imports."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = module.split(".")
+                keep = len(parts) - node.level + is_package
+                base = ".".join([*parts[:keep], *filter(None, [base])])
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def layer_of(module: str) -> str:
+    """Return the row of ALLOWED for `module`: config_kinds is a part of config."""
+    parts = module.split(".")
+    if len(parts) < 2:
+        return ""
+    stem = parts[1].split("_")[0]
+    return stem if stem in ALLOWED and parts[1] not in ALLOWED else parts[1]
+
+
+def breaches(source: str, module: str, *, is_package: bool = False) -> list[str]:
+    """Return a sentence for each import of `module` that the tables above forbid."""
+    layer = layer_of(module)
+    below = module.removeprefix(PACKAGE + ".")
+    found = []
+    for name in imports_of(source, module, is_package=is_package):
+        top = name.partition(".")[0]
+        if top == PACKAGE:
+            target = layer_of(name)
+            if target in ALLOWED and target != layer and target not in ALLOWED.get(layer, set()):
+                found.append(f"{module} ({layer}) may not import {name} ({target})")
+            continue
+        for restricted, users in RESTRICTED.items():
+            if top != restricted and top not in UNDER.get(restricted, ()):
+                continue
+            if not any(
+                below == user or below.startswith((user + ".", user + "_")) for user in users
+            ):
+                found.append(f"{module} may not import {name}: only {sorted(users)} use it")
+    return found
+
+
+def modules() -> Iterator[tuple[str, pathlib.Path]]:
+    for path in sorted((SOURCE / PACKAGE).rglob("*.py")):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def test_every_import_goes_downwards() -> None:
+    found = [
+        breach
+        for module, path in modules()
+        for breach in breaches(path.read_text(), module, is_package=path.name == "__init__.py")
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_every_module_belongs_to_a_layer_of_the_table() -> None:
+    unknown = {layer_of(module) for module, _ in modules()} - set(ALLOWED) - {""}
+    assert not unknown, f"give them a row in ALLOWED: {unknown}"
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("rrpa_sidecar.shm.reader", "import asyncio"),
+        ("rrpa_sidecar.shm.reader", "from rrpa_sidecar.control import broker"),
+        ("rrpa_sidecar.stream.text", "from rrpa_sidecar.pb import rrpa_pb2"),
+        ("rrpa_sidecar.stream.text", "import grpc"),
+        ("rrpa_sidecar.control.broker", "from grpc import aio"),
+        ("rrpa_sidecar.control.broker", "import rrpa_sidecar.frontend.grpcio.service"),
+        ("rrpa_sidecar.engine.attach", "from rrpa_sidecar.control.broker import Broker"),
+        ("rrpa_sidecar.engine.attach", "from rrpa_sidecar import sidecar"),
+        ("rrpa_sidecar.errors", "import rrpa_sidecar.status"),
+        ("rrpa_sidecar.frontend.grpcio.service", "def f():\n    import prometheus_client"),
+        ("rrpa_sidecar.shm.reader", "from ..control import broker"),
+        ("rrpa_sidecar.shm.reader", "def lazily():\n    from ..stream.text import Cut"),
+        ("rrpa_sidecar.metrics", "import click"),
+        ("rrpa_sidecar.control.pump", "import subprocess"),
+        ("rrpa_sidecar.frontend.grpcio.health", "from multiprocessing import shared_memory"),
+    ],
+)
+def test_a_forbidden_import_is_found(module: str, source: str) -> None:
+    assert breaches(source, module)
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("rrpa_sidecar.control.attach_service", "import grpc.aio"),
+        ("rrpa_sidecar.control.broker", "from rrpa_sidecar.shm.reader import LogReader"),
+        ("rrpa_sidecar.stream.stream", "from . import text"),
+        ("rrpa_sidecar.stream.stream", "from rrpa_sidecar import __version__"),
+        ("rrpa_sidecar.frontend.grpcio.health", "from grpc_health.v1 import health_pb2"),
+    ],
+)
+def test_an_allowed_import_is_not_found(module: str, source: str) -> None:
+    assert not breaches(source, module)
