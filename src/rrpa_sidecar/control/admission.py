@@ -1,0 +1,103 @@
+"""Who may run now and who waits: a shared-memory budget and an ordered, bounded queue. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from rrpa_sidecar.errors import StreamMisuse
+
+
+class Budget:
+    """Counts how many logs may exist at once.
+
+    A share is taken when a stream is submitted and given back when its file is gone.
+    """
+
+    def __init__(self, shm_bytes: int, stream_bytes: int) -> None:
+        self._shm_bytes = shm_bytes
+        self._stream_bytes = stream_bytes
+        self.taken = 0
+        self.limit = shm_bytes // stream_bytes
+
+    def measure(self, total_bytes: int) -> None:
+        """Take note of the size of the file system, which may be smaller than the setting."""
+        self.limit = min(self._shm_bytes, total_bytes) // self._stream_bytes
+
+    @property
+    def has_room(self) -> bool:
+        return self.taken < self.limit
+
+    @property
+    def taken_bytes(self) -> int:
+        return self.taken * self._stream_bytes
+
+    @property
+    def limit_bytes(self) -> int:
+        return self.limit * self._stream_bytes
+
+    def take(self) -> None:
+        if not self.has_room:
+            raise StreamMisuse(f"all {self.limit} shares of the budget are taken")
+        self.taken += 1
+
+    def give_back(self) -> None:
+        if not self.taken:
+            raise StreamMisuse("a share of the budget was given back twice")
+        self.taken -= 1
+
+
+@dataclass(order=True, frozen=True, slots=True)
+class Ticket:
+    """A place in the queue: lower priority number first, then the older one."""
+
+    priority: int
+    number: int
+    model: str = field(compare=False)
+    deadline_ns: int | None = field(compare=False)
+    stream_id: str = field(compare=False)
+
+
+class Queue:
+    """Tickets in order. One list per model, so that a busy model does not hold up another."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, list[Ticket]] = {}
+        self._next = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def __iter__(self) -> Iterator[Ticket]:
+        for tickets in self._waiting.values():
+            yield from tickets
+
+    def add(self, stream_id: str, model: str, priority: int, deadline_ns: int | None) -> Ticket:
+        self._next += 1
+        ticket = Ticket(priority, self._next, model, deadline_ns, stream_id)
+        insort(self._waiting.setdefault(model, []), ticket)
+        return ticket
+
+    def remove(self, ticket: Ticket) -> None:
+        """Take `ticket` out, wherever it stands."""
+        tickets = self._waiting.get(ticket.model, [])
+        at = bisect_left(tickets, ticket)
+        if at == len(tickets) or tickets[at] != ticket:
+            raise StreamMisuse(f"stream {ticket.stream_id} is not in the queue")
+        del tickets[at]
+        if not tickets:
+            del self._waiting[ticket.model]
+
+    def first(self, can_run: Callable[[str], bool]) -> Ticket | None:
+        """Return the first ticket whose model can run; it stays in the queue."""
+        heads = (tickets[0] for model, tickets in self._waiting.items() if can_run(model))
+        return min(heads, default=None)
+
+    def late(self, now_ns: int) -> list[Ticket]:
+        """Return the tickets whose deadline has come."""
+        return [t for t in self if t.deadline_ns is not None and t.deadline_ns <= now_ns]
+
+    def unserved(self, is_served: Callable[[str], bool]) -> list[Ticket]:
+        """Return the tickets of models for which `is_served` is false."""
+        return [t for model, ts in self._waiting.items() if not is_served(model) for t in ts]

@@ -1,0 +1,156 @@
+"""EngineService over grpc.aio: one coroutine for each attached engine. The only gRPC in control.
+
+Every end of the call, whoever caused it, detaches the engine: the kernel closes the socket of a
+process that dies, gRPC sees that at once, and the engine's streams are told within a sweep.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Protocol
+
+import grpc
+
+from rrpa_sidecar import __version__
+from rrpa_sidecar.control.broker import Broker
+from rrpa_sidecar.control.engines import Engine
+from rrpa_sidecar.control.outbox import Outbox
+from rrpa_sidecar.errors import EngineLost, InvalidRequest, RRPAError, StreamMisuse
+from rrpa_sidecar.pb.engine_pb2 import AttachRequest, AttachResponse, Hello, Welcome
+from rrpa_sidecar.pb.engine_pb2_grpc import (
+    EngineServiceServicer,
+    add_EngineServiceServicer_to_server,
+)
+from rrpa_sidecar.status import Code, status_of
+
+log = logging.getLogger(__name__)
+
+HELLO_LIMIT_BYTES = 64 * 1024
+"""A Hello of 64 models with the longest names and the longest path is 13 KiB."""
+
+GRPC_CODES = {Code(code.value[0]): code for code in grpc.StatusCode}
+
+EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
+
+Context = grpc.aio.ServicerContext[AttachRequest, AttachResponse]
+
+
+class Settings(Protocol):
+    """The part of `Config` that this service needs."""
+
+    @property
+    def hello_timeout_s(self) -> float: ...
+
+
+def engine_server_options(config: Settings) -> list[tuple[str, Any]]:
+    """Return the options of the server on the engines' socket."""
+    hello_timeout_ms = int(config.hello_timeout_s * 1000)
+    return [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", HELLO_LIMIT_BYTES),
+        ("grpc.max_send_message_length", -1),  # requests were measured when they came in
+        # Peers that connect and do not call, whether or not they speak HTTP/2.
+        ("grpc.max_connection_idle_ms", hello_timeout_ms),
+        # An engine's library pings as it likes; the socket is local.
+        ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]
+
+
+class AttachService(EngineServiceServicer):
+    """Attaches engines to a broker."""
+
+    def __init__(self, broker: Broker, config: Settings) -> None:
+        self._broker = broker
+        self._hello_timeout_s = config.hello_timeout_s
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Register with `server`; make it with `engine_server_options`."""
+        add_EngineServiceServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+
+    async def Attach(self, request_iterator: Any, context: Context) -> None:  # noqa: N802
+        """Serve one engine, from Hello to the end of its call."""
+        try:
+            hello = await self._read_hello(context)
+            await self._serve(hello, context)
+        except RRPAError as error:
+            code, text = status_of(error)
+            log.warning("engine refused or detached: %s: %s", code.name, text)
+            await context.abort(GRPC_CODES[code], text)
+        except grpc.aio.BaseError:  # gRPC's own: an abort, or a call that broke
+            raise
+        except Exception as error:
+            log.exception("attachment failed")
+            code, text = status_of(error)
+            await context.abort(GRPC_CODES[code], text)
+
+    async def _read_hello(self, context: Context) -> Hello:
+        try:
+            async with asyncio.timeout(self._hello_timeout_s):
+                first = await context.read()
+        except TimeoutError:
+            raise InvalidRequest(f"no Hello within {self._hello_timeout_s:g} s") from None
+        if first is EOF:
+            raise InvalidRequest("the call ended before Hello")
+        if first.WhichOneof("event") != "hello":
+            raise InvalidRequest("the first message must be Hello")
+        return first.hello
+
+    async def _serve(self, hello: Hello, context: Context) -> None:
+        outbox = Outbox(hello.capacity)
+        # In the box before the broker knows the engine: Welcome is the first answer.
+        outbox.welcome(
+            Welcome(
+                doorbell_path=self._broker.bell_path,
+                stream_bytes=self._broker.stream_bytes,
+                sidecar_version=__version__,
+            )
+        )
+        engine = self._broker.attach(hello, outbox)
+        why = "its connection broke"
+        try:
+            why = await self._talk(engine, outbox, context)
+        except RRPAError as error:
+            why = str(error)
+            raise
+        finally:
+            self._broker.detach(engine, why)
+
+    async def _talk(self, engine: Engine, outbox: Outbox, context: Context) -> str:
+        """Read and write until one of both ends; return why the reader did."""
+        reading = asyncio.create_task(self._read(engine, context))
+        writing = asyncio.create_task(self._write(outbox, context))
+        tasks = {reading, writing}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            if task.cancelled():  # a fault of ours; the engine must not take it for a farewell
+                raise EngineLost("the attachment was interrupted; attach again")
+            error = task.exception()
+            if isinstance(error, RRPAError):
+                raise error
+            if error is not None:
+                return "its connection broke"
+        return "it ended its call"
+
+    async def _read(self, engine: Engine, context: Context) -> None:
+        while (message := await context.read()) is not EOF:
+            kind = message.WhichOneof("event")
+            if kind == "hello":
+                raise InvalidRequest("Hello came twice; it is the first message and only that")
+            if kind != "rejected":  # of a later version; it knows that we may not understand
+                continue
+            rejected = message.rejected
+            try:
+                self._broker.rejected(engine, rejected.stream_id, rejected.code, rejected.message)
+            except StreamMisuse as exc:
+                raise InvalidRequest("Rejected came for a stream whose log exists") from exc
+
+    async def _write(self, outbox: Outbox, context: Context) -> None:
+        while True:
+            await context.write(await outbox.take())

@@ -1,0 +1,136 @@
+"""The attached engines: their slots, their models, and which of them gets the next stream."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from rrpa_sidecar.control.hello import Offer
+from rrpa_sidecar.errors import StreamMisuse
+
+if TYPE_CHECKING:
+    from rrpa_sidecar.control.live import LiveStream
+
+
+class EngineLink(Protocol):
+    """The way to one engine. No method waits, raises, or calls back before it returns."""
+
+    def submit(self, stream: LiveStream, timeout_ms: int | None) -> None: ...
+
+    def cancel(self, stream_id: str) -> None: ...
+
+    def release(self, stream_id: str) -> None: ...
+
+    def close(self, why: Exception) -> None:
+        """End the Attach call with `why` as its status."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """One row of ListModels."""
+
+    name: str
+    engines: int
+    capacity: int
+    active: int
+
+
+class Engine:
+    """One attached engine.
+
+    streams: slot → the stream in it. Exactly the streams in `lifecycle.HOLDS_SLOT`.
+    """
+
+    def __init__(self, offer: Offer, link: EngineLink) -> None:
+        self.offer = offer
+        self.link = link
+        self.name = offer.name
+        self.table = offer.table
+        self.streams: dict[int, LiveStream] = {}
+        self.attached = True
+        self.lost_ns = 0
+        """When it was detached; means nothing while it is attached."""
+        self.lost_why = ""
+        self._by_id: dict[str, LiveStream] = {}
+        # First in, first out: a word of the table that still changes for an old stream is as
+        # old as can be before its slot is used again.
+        self._free = deque(range(offer.capacity))
+
+    @property
+    def has_room(self) -> bool:
+        return bool(self._free)
+
+    @property
+    def load(self) -> float:
+        """Share of the slots that are taken."""
+        return len(self.streams) / self.offer.capacity
+
+    def take_slot(self, stream: LiveStream) -> int:
+        slot = self._free.popleft()
+        self.streams[slot] = stream
+        self._by_id[stream.stream_id] = stream
+        return slot
+
+    def free_slot(self, slot: int, stream: LiveStream) -> None:
+        if self.streams.get(slot) is not stream:
+            raise StreamMisuse(f"slot {slot} of engine {self.name} is not this stream's")
+        del self.streams[slot]
+        del self._by_id[stream.stream_id]
+        self._free.append(slot)
+
+    def stream(self, stream_id: str) -> LiveStream | None:
+        """Return the stream with this id if this engine holds it: engines name only their own."""
+        return self._by_id.get(stream_id)
+
+
+class Engines:
+    """All attached engines, by model."""
+
+    def __init__(self) -> None:
+        self._engines: dict[Engine, None] = {}  # in the order they attached
+        self._by_model: dict[str, list[Engine]] = {}
+
+    def __len__(self) -> int:
+        return len(self._engines)
+
+    def all(self) -> tuple[Engine, ...]:
+        """Return the engines as they are now; safe to walk while they come and go."""
+        return tuple(self._engines)
+
+    def add(self, engine: Engine) -> None:
+        self._engines[engine] = None
+        for model in engine.offer.models:
+            self._by_model.setdefault(model, []).append(engine)
+
+    def remove(self, engine: Engine) -> None:
+        del self._engines[engine]
+        for model in engine.offer.models:
+            serving = self._by_model[model]
+            serving.remove(engine)
+            if not serving:
+                del self._by_model[model]
+
+    def serves(self, model: str) -> bool:
+        return model in self._by_model
+
+    def has_room(self, model: str) -> bool:
+        return any(engine.has_room for engine in self._by_model.get(model, ()))
+
+    def capacity(self, model: str) -> int:
+        return sum(engine.offer.capacity for engine in self._by_model.get(model, ()))
+
+    def least_loaded(self, model: str) -> Engine | None:
+        """Return the engine of `model` with the smallest share taken, or None if all are full."""
+        ready = (engine for engine in self._by_model.get(model, ()) if engine.has_room)
+        return min(ready, key=lambda engine: engine.load, default=None)
+
+    def models(self) -> list[ModelInfo]:
+        return [self._info(model) for model in sorted(self._by_model)]
+
+    def _info(self, model: str) -> ModelInfo:
+        serving = self._by_model[model]
+        streams = (stream for engine in serving for stream in engine.streams.values())
+        active = sum(stream.model == model for stream in streams)
+        return ModelInfo(model, len(serving), self.capacity(model), active)

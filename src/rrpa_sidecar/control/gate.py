@@ -1,0 +1,90 @@
+"""Decides whether a request may come in, and says which limit keeps it out."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from rrpa_sidecar.control.admission import Budget, Queue
+from rrpa_sidecar.control.engines import Engines
+from rrpa_sidecar.control.requests import shortened
+from rrpa_sidecar.errors import CapacityExhausted, Draining, ModelNotFound, NoEngine
+from rrpa_sidecar.shm.directory import SegmentDirectory
+
+
+class Limits(Protocol):
+    """The part of `Config` that limits what comes in."""
+
+    @property
+    def shm_bytes(self) -> int: ...
+    @property
+    def stream_bytes(self) -> int: ...
+    @property
+    def queue_limit(self) -> int: ...
+    @property
+    def max_engines(self) -> int: ...
+
+
+class Gate:
+    """Refuses, or lets pass. Every refusal names its limit."""
+
+    def __init__(
+        self, limits: Limits, directory: SegmentDirectory, engines: Engines, queue: Queue
+    ) -> None:
+        self._limits = limits
+        self._directory = directory
+        self._engines = engines
+        self._queue = queue
+        self.draining = False
+        self.budget = Budget(limits.shm_bytes, limits.stream_bytes)
+        self.budget.measure(directory.space().total_bytes)
+
+    def check_request(self, model: str) -> None:
+        """Raise Draining, NoEngine, ModelNotFound or CapacityExhausted unless it may come in."""
+        if self.draining:
+            raise Draining("the sidecar is draining; send the request to another one")
+        if not len(self._engines):
+            raise NoEngine("no engine is attached yet; try again shortly")
+        if not self._engines.serves(model):
+            raise ModelNotFound(
+                f"no engine serves model {shortened(model)}; ListModels says what can be asked for"
+            )
+        self.check_space()
+        self._check_queue(model)
+
+    def check_engine(self) -> None:
+        """Raise Draining or CapacityExhausted unless one more engine may attach."""
+        if self.draining:
+            raise Draining("the sidecar is draining and takes no engines; attach again later")
+        if len(self._engines) >= self._limits.max_engines:
+            raise CapacityExhausted(
+                f"{len(self._engines)} engines are attached, the limit is"
+                f" {self._limits.max_engines} (--max-engines)"
+            )
+
+    def check_space(self) -> None:
+        """Raise CapacityExhausted while the file system has no room for one whole stream."""
+        space = self._directory.space()
+        self.budget.measure(space.total_bytes)
+        need = self._limits.stream_bytes
+        if space.free_bytes < need or not self.budget.limit:
+            raise CapacityExhausted(
+                f"shared memory {self._directory.path[:40]} has {space.free_bytes} of"
+                f" {space.total_bytes} bytes free, a stream needs {need} (--stream-bytes);"
+                " enlarge it or try later"
+            )
+
+    def _check_queue(self, model: str) -> None:
+        has_slot = self._engines.has_room(model)
+        if has_slot and self.budget.has_room:
+            return
+        if len(self._queue) < self._limits.queue_limit:
+            return
+        full = (
+            f"all {self.budget.limit} streams that fit into shared memory (--shm-bytes)"
+            if has_slot
+            else f"all {self._engines.capacity(model)} slots of the model's engines"
+        )
+        raise CapacityExhausted(
+            f"{full} are taken and {len(self._queue)} of {self._limits.queue_limit} places in the"
+            " queue (--queue-limit); try later"
+        )

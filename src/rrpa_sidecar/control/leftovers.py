@@ -1,0 +1,68 @@
+"""Files that nobody needs any more, until they are gone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rrpa_sidecar.clock import Clock
+from rrpa_sidecar.shm.directory import SegmentDirectory
+from rrpa_sidecar.shm.reclaim import Reclaim, reclaim
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_NS = 20_000_000
+LONGEST_PAUSE_NS = 5_000_000_000
+"""A writer that keeps its lease is asked ever less often: each look costs some 20 µs."""
+
+
+@dataclass(slots=True)
+class _Leftover:
+    name: str
+    on_done: Callable[[Reclaim], None]
+    due_ns: int
+    pause_ns: int = FIRST_PAUSE_NS
+
+
+class Leftovers:
+    """Removes files once their writers have let go of them."""
+
+    def __init__(self, directory: SegmentDirectory, clock: Clock) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._waiting: list[_Leftover] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, name: str, on_done: Callable[[Reclaim], None]) -> None:
+        """Remove `name` now, or later if it is held; then call `on_done` with the outcome.
+
+        on_done: gets every outcome but HELD, once; may be called before `add` returns.
+        """
+        leftover = _Leftover(name, on_done, due_ns=self._clock.now_ns())
+        if not self._try(leftover):
+            self._waiting.append(leftover)
+
+    def sweep(self, now_ns: int) -> None:
+        """Try those that are due."""
+        due = [leftover for leftover in self._waiting if leftover.due_ns <= now_ns]
+        for leftover in due:
+            if self._try(leftover):
+                self._waiting.remove(leftover)
+
+    def _try(self, leftover: _Leftover) -> bool:
+        try:
+            outcome = reclaim(self._directory, leftover.name)
+        except OSError as exc:  # out of descriptors, say: the file will still be there later
+            log.warning("cannot remove %s yet: %s", leftover.name, exc.strerror)
+            outcome = Reclaim.HELD
+        if outcome is Reclaim.HELD:
+            leftover.due_ns = self._clock.now_ns() + leftover.pause_ns
+            leftover.pause_ns = min(2 * leftover.pause_ns, LONGEST_PAUSE_NS)
+            return False
+        if outcome is Reclaim.FOREIGN:
+            log.warning("%s is not a segment any more; left alone", leftover.name)
+        leftover.on_done(outcome)
+        return True

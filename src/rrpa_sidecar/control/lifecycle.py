@@ -1,0 +1,120 @@
+"""A stream's life as one table. What happens on the way is in `broker.py`."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from rrpa_sidecar.errors import StreamMisuse
+
+
+class State(Enum):
+    """Where a stream is."""
+
+    QUEUED = auto()
+    """Waits for a slot of an engine and a share of the shared-memory budget."""
+    SUBMITTED = auto()
+    """An engine has it; its log was not seen yet."""
+    STREAMING = auto()
+    """Its log grows."""
+    CORRUPT = auto()
+    """Its log broke a rule. The engine was told to stop; its slot waits for the writer to go."""
+    LOSING = auto()
+    """Its engine is gone; the log's last bytes are waited for."""
+    ENDED = auto()
+    """All is known; the client has not taken all of it yet."""
+    LEAVING = auto()
+    """The client left first. The engine was told to stop; its slot waits for that."""
+    GONE = auto()
+    """Over for client and engine."""
+
+
+class Step(Enum):
+    """What can happen to a stream."""
+
+    SUBMIT = auto()
+    REFUSE = auto()
+    """It leaves the queue without an engine: deadline, no room, nobody serves its model."""
+    LOG_SEEN = auto()
+    FINAL = auto()
+    """The log's final state was read."""
+    BREAK = auto()
+    """The log broke a rule of shm/FORMAT.md."""
+    REJECT = auto()
+    """The engine says that it will not begin."""
+    WRITER_GONE = auto()
+    """The log's lease is free and its state is open: nobody will ever end it."""
+    ENGINE_GONE = auto()
+    """The engine's Attach call ended."""
+    LOSE = auto()
+    """A lost engine's log has no writer any more, or we waited long enough."""
+    LEAVE = auto()
+    """The front end is done with the stream, whatever the reason. Once."""
+
+
+TRANSITIONS: dict[State, dict[Step, State]] = {
+    State.QUEUED: {
+        Step.SUBMIT: State.SUBMITTED,
+        Step.REFUSE: State.ENDED,
+        Step.LEAVE: State.GONE,
+    },
+    State.SUBMITTED: {
+        Step.LOG_SEEN: State.STREAMING,
+        Step.REJECT: State.ENDED,
+        Step.BREAK: State.CORRUPT,
+        Step.ENGINE_GONE: State.LOSING,
+        Step.LEAVE: State.LEAVING,
+    },
+    State.STREAMING: {
+        Step.FINAL: State.ENDED,
+        Step.BREAK: State.CORRUPT,
+        Step.WRITER_GONE: State.ENDED,
+        Step.ENGINE_GONE: State.LOSING,
+        Step.LEAVE: State.LEAVING,
+    },
+    State.CORRUPT: {
+        Step.REJECT: State.ENDED,
+        Step.WRITER_GONE: State.ENDED,
+        Step.ENGINE_GONE: State.ENDED,
+        Step.LEAVE: State.LEAVING,
+    },
+    State.LOSING: {
+        Step.LOG_SEEN: State.LOSING,
+        Step.FINAL: State.ENDED,
+        Step.BREAK: State.ENDED,
+        Step.LOSE: State.ENDED,
+        Step.LEAVE: State.GONE,
+    },
+    State.LEAVING: {
+        Step.LOG_SEEN: State.LEAVING,
+        Step.FINAL: State.GONE,
+        Step.BREAK: State.LEAVING,
+        Step.REJECT: State.GONE,
+        Step.WRITER_GONE: State.GONE,
+        Step.ENGINE_GONE: State.GONE,
+    },
+    State.ENDED: {
+        Step.LEAVE: State.GONE,
+    },
+    State.GONE: {},
+}
+
+HOLDS_SLOT = frozenset({State.SUBMITTED, State.STREAMING, State.CORRUPT, State.LEAVING})
+"""States in which an engine's slot is taken."""
+
+GENERATES = frozenset({State.SUBMITTED, State.STREAMING})
+"""States in which the engine works for a client."""
+
+TOLD_TO_STOP = frozenset({State.CORRUPT, State.LEAVING})
+"""Entered from GENERATES, these cost exactly one Cancel."""
+
+
+def next_state(state: State, step: Step) -> State:
+    """Return where `step` leads.
+
+    Raises:
+      StreamMisuse: the table has no such pair; the state stays what it was.
+    """
+    try:
+        return TRANSITIONS[state][step]
+    except KeyError:
+        raise StreamMisuse(f"a stream that is {state.name} cannot take {step.name}") from None

@@ -1,0 +1,81 @@
+"""What the sidecar still has to say to one engine, in order and bounded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from rrpa_sidecar.control.live import LiveStream
+from rrpa_sidecar.errors import CapacityExhausted
+from rrpa_sidecar.pb.engine_pb2 import AttachResponse, Cancel, Release, Submit, Welcome
+
+ROOM_PER_SLOT = 4
+"""A slot can owe one Submit, one Cancel and one Release; more means that nobody reads."""
+ROOM = 16
+
+
+class Outbox:
+    """The `EngineLink` of an attached engine: filled by the broker, emptied by its call.
+
+    An engine that does not read cannot make it grow for ever: when it is full, the call ends
+    (`failure`), and with it the attachment.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._limit = ROOM + ROOM_PER_SLOT * capacity
+        self._messages: deque[AttachResponse] = deque()
+        self._changed = asyncio.Event()
+        self.failure: Exception | None = None
+
+    def welcome(self, welcome: Welcome) -> None:
+        self._put(AttachResponse(welcome=welcome))
+
+    def submit(self, stream: LiveStream, timeout_ms: int | None) -> None:
+        submit = Submit(
+            stream_id=stream.stream_id,
+            slot=stream.slot,
+            request=stream.request,
+            request_id=stream.labels.request_id,
+            traceparent=stream.labels.traceparent,
+            priority=stream.labels.priority,
+        )
+        if timeout_ms is not None:
+            submit.timeout_ms = timeout_ms
+        self._put(AttachResponse(submit=submit))
+
+    def cancel(self, stream_id: str) -> None:
+        self._put(AttachResponse(cancel=Cancel(stream_id=stream_id)))
+
+    def release(self, stream_id: str) -> None:
+        self._put(AttachResponse(release=Release(stream_id=stream_id)))
+
+    def close(self, why: Exception) -> None:
+        """End the call with `why`; what is still in the box is dropped."""
+        if self.failure is None:
+            self.failure = why
+            self._messages.clear()
+            self._changed.set()
+
+    async def take(self) -> AttachResponse:
+        """Wait for the next message.
+
+        Raises:
+          the `failure`, once there is one.
+        """
+        while not self._messages:
+            if self.failure is not None:
+                raise self.failure
+            self._changed.clear()
+            await self._changed.wait()
+        return self._messages.popleft()
+
+    def _put(self, message: AttachResponse) -> None:
+        if self.failure is not None:
+            return
+        if len(self._messages) >= self._limit:
+            self.close(
+                CapacityExhausted(f"the engine left {self._limit} commands unread and was detached")
+            )
+            return
+        self._messages.append(message)
+        self._changed.set()

@@ -1,0 +1,215 @@
+"""Looks at the logs of live streams, and takes the step of their life that each look asks for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from rrpa_sidecar.clock import Clock
+from rrpa_sidecar.control.lifecycle import State, Step
+from rrpa_sidecar.control.live import LiveStream
+from rrpa_sidecar.control.rotation import Rotation
+from rrpa_sidecar.errors import CorruptLog, EngineLost, SegmentMissing
+from rrpa_sidecar.shm import layout
+from rrpa_sidecar.shm.directory import SegmentDirectory
+from rrpa_sidecar.shm.reader import LogReader
+from rrpa_sidecar.shm.reclaim import Reclaim, reclaim
+from rrpa_sidecar.stream.stream import StreamReader
+
+log = logging.getLogger(__name__)
+
+SCAN_MISSES = 1
+SWEEP_MISSES = 8
+"""Looks without news, per scan and per sweep, at streams that should change soon. A miss is an
+open() of a file that does not exist yet, 10 µs: 8 of them, 20 times a second, are 0.2 % of a
+core. A look with news is followed by the next, so a burst of short answers is found at once."""
+QUIET_MISSES = 2
+"""The same, per sweep, at streams that an engine works on."""
+
+
+class Watch:
+    """Which streams to look at, when, and what to see there.
+
+    The tables of the engines say which logs moved, but they are a hint. A word cannot show that
+    a stream of the same slot ended at the same length as the one before it, nor that a writer
+    vanished. Hence the rotations; and `_unread`, for clients too slow to see the end themselves.
+    """
+
+    def __init__(
+        self,
+        directory: SegmentDirectory,
+        stream_bytes: int,
+        lost_after_ns: int,
+        clock: Clock,
+        advance: Callable[[LiveStream, Step], None],
+    ) -> None:
+        self._directory = directory
+        self._stream_bytes = stream_bytes
+        self._lost_after_ns = lost_after_ns
+        self._clock = clock
+        self._advance = advance
+        self._unread: dict[LiveStream, None] = {}
+        self._urgent: Rotation[LiveStream] = Rotation()
+        self._quiet: Rotation[LiveStream] = Rotation()
+        self._losing: Rotation[LiveStream] = Rotation()
+        self._rotations = {
+            State.SUBMITTED: self._urgent,
+            State.CORRUPT: self._urgent,
+            State.LEAVING: self._urgent,
+            State.STREAMING: self._quiet,
+            State.LOSING: self._losing,
+        }
+        self._looks: dict[State, Callable[[LiveStream], bool]] = {
+            State.SUBMITTED: self._look_for_log,
+            State.STREAMING: self._look_at_log,
+            State.CORRUPT: self._look_for_writer,
+            State.LOSING: self._look_for_last_bytes,
+            State.LEAVING: self._look_for_stop,
+        }
+
+    def entered(self, stream: LiveStream, old: State, new: State) -> None:
+        """Take note of a step."""
+        if old in self._rotations:
+            self._rotations[old].discard(stream)
+        if new in self._rotations:
+            self._rotations[new].add(stream)
+        if new is State.GONE:
+            self._unread.pop(stream, None)
+
+    def moved(self, stream: LiveStream) -> None:
+        """The table says that the stream's log moved."""
+        if stream.state is State.STREAMING:
+            # The front end will read the header; reading it here as well would double the cost.
+            self._unread[stream] = None
+            stream.wake()
+        else:
+            self.look(stream)
+
+    def polled(self, stream: LiveStream) -> None:
+        """The front end has just read the log's header."""
+        self._unread.pop(stream, None)
+        self._settle(stream)
+
+    def turn_scan(self) -> None:
+        """Look at what should change soon."""
+        if len(self._urgent):
+            self._urgent.turn(self.look, SCAN_MISSES)
+
+    def turn_sweep(self) -> None:
+        """Look at everything whose turn it is."""
+        for stream in list(self._unread):
+            self._refresh(stream)
+            stream.wake()
+        self._losing.turn_all(self.look)
+        self._urgent.turn(self.look, SWEEP_MISSES)
+        self._quiet.turn(self.look, QUIET_MISSES)
+
+    def look(self, stream: LiveStream) -> bool:
+        """See how a stream stands, without delivering anything. True: there was news."""
+        look = self._looks.get(stream.state)
+        return look is not None and look(stream)
+
+    def look_for_end(self, stream: LiveStream) -> None:
+        """Take note of an end that the engine has written and nobody has read."""
+        if stream.state is State.SUBMITTED:
+            self._look_for_log(stream)
+        elif stream.reader is not None:
+            self._refresh(stream)
+
+    def _look_for_log(self, stream: LiveStream) -> bool:
+        assert stream.engine is not None
+        try:
+            stream.log = LogReader.open(
+                self._directory,
+                stream.stream_id,
+                stream_bytes=self._stream_bytes,
+                owner=stream.engine.table.owner,
+            )
+        except SegmentMissing:
+            return False
+        except CorruptLog as error:
+            self._break(stream, error)
+            stream.fail(error)
+            return True
+        stream.reader = StreamReader(stream.log)
+        self._advance(stream, Step.LOG_SEEN)
+        self._refresh(stream)
+        stream.show(stream.reader)
+        return True
+
+    def _look_at_log(self, stream: LiveStream) -> bool:
+        reader = _reader_of(stream)
+        gone = reader.is_abandoned()  # before the refresh: the writer may end and go in between
+        if self._refresh(stream):
+            stream.wake()
+            return True
+        if not gone:
+            return False
+        reader.lose("the engine gave the stream up without an end,")
+        self._advance(stream, Step.WRITER_GONE)
+        stream.wake()
+        return True
+
+    def _look_for_stop(self, stream: LiveStream) -> bool:
+        if stream.corrupt:
+            return self._look_for_writer(stream)
+        if stream.reader is None:
+            return self._look_for_log(stream)
+        return self._look_at_log(stream)
+
+    def _look_for_writer(self, stream: LiveStream) -> bool:
+        """See whether the writer of a corrupt log is gone; if so, so is the file."""
+        if reclaim(self._directory, layout.log_name(stream.stream_id)) is Reclaim.HELD:
+            return False
+        self._advance(stream, Step.WRITER_GONE)
+        return True
+
+    def _look_for_last_bytes(self, stream: LiveStream) -> bool:
+        """See whether a lost engine's log will not grow any more."""
+        engine = stream.engine
+        assert engine is not None
+        if stream.reader is None and not self._look_for_log(stream):
+            self._advance(stream, Step.LOSE)
+            stream.fail(EngineLost(f"{engine.lost_why} before its first byte; try again"))
+            return True
+        if stream.state is not State.LOSING:  # the log was found, and final or corrupt
+            return True
+        reader = _reader_of(stream)
+        gone = reader.is_abandoned()
+        if self._refresh(stream):
+            stream.wake()
+            return True
+        if not gone and self._clock.now_ns() - engine.lost_ns < self._lost_after_ns:
+            return False
+        reader.lose(engine.lost_why)
+        self._advance(stream, Step.LOSE)
+        stream.wake()
+        return True
+
+    def _refresh(self, stream: LiveStream) -> bool:
+        """Read the log's header. True: the stream is over, since now."""
+        self._unread.pop(stream, None)
+        _reader_of(stream).refresh()
+        return self._settle(stream)
+
+    def _settle(self, stream: LiveStream) -> bool:
+        """Take the step that a final log asks for, once. True: it was taken now."""
+        reader = stream.reader
+        if reader is None or stream.settled or not reader.final or reader.lost:
+            return False
+        stream.settled = True
+        if reader.broken is not None:
+            self._break(stream, reader.broken)
+        else:
+            self._advance(stream, Step.FINAL)
+        return True
+
+    def _break(self, stream: LiveStream, error: CorruptLog) -> None:
+        log.error("stream %s: corrupt log: %s", stream.stream_id, error)
+        stream.corrupt = stream.settled = True
+        self._advance(stream, Step.BREAK)
+
+
+def _reader_of(stream: LiveStream) -> StreamReader:
+    assert stream.reader is not None
+    return stream.reader

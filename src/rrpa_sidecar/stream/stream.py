@@ -1,0 +1,180 @@
+"""Turns one growing log into events: whole characters first, then exactly one end."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from rrpa_sidecar.errors import CorruptLog, EngineFailed, EngineLost, EngineStatus
+from rrpa_sidecar.shm.end import End
+from rrpa_sidecar.stream.events import Data, Event, Failed, Finished
+from rrpa_sidecar.stream.text import LONGEST_CHARACTER_BYTES, whole_characters
+
+FRAME_LIMIT_BYTES = 64 * 1024
+"""Most raw bytes in one event. A frame of pure garbage is three times as long (U+FFFD)."""
+
+REASON_ERROR = 5  # FINISH_REASON_ERROR of rrpa.proto: never shown to a client as a finish
+
+
+class Log(Protocol):
+    """The part of `shm.reader.LogReader` that a stream needs."""
+
+    def progress(self) -> tuple[int, End | None]: ...
+
+    def read(self, position: int, limit: int) -> bytes: ...
+
+    def writer_gone(self) -> bool: ...
+
+
+class StreamReader:
+    """One client's place in one log.
+
+    `poll()` never waits. After `Finished` or `Failed` it gives None for ever.
+    """
+
+    __slots__ = (
+        "_committed",
+        "_end",
+        "_held",
+        "_log",
+        "_lost",
+        "_over",
+        "_position",
+        "broken",
+        "offset",
+        "replaced",
+    )
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._position = 0  # raw bytes consumed
+        self._held = 0  # raw bytes after it that are known to be half a character
+        self._committed = 0
+        self._end: End | None = None
+        self._lost: str | None = None
+        self._over = False
+        self.broken: CorruptLog | None = None
+        self.offset = 0
+        """Bytes delivered, after replacement."""
+        self.replaced = 0
+        """U+FFFD made so far."""
+
+    @property
+    def final(self) -> bool:
+        """Whether the log has told all it ever will; some of it may not be delivered yet."""
+        return self._end is not None or self._lost is not None or self.broken is not None
+
+    @property
+    def lost(self) -> bool:
+        """Whether `lose` has ended the stream."""
+        return self._lost is not None
+
+    def is_abandoned(self) -> bool:
+        """Whether the log has no writer any more and no end. Refresh after it, then believe it."""
+        if self.final:
+            return False
+        try:
+            return self._log.writer_gone()
+        except CorruptLog as error:
+            self.broken = error
+            return False
+
+    def refresh(self) -> None:
+        """Look at the log's header without delivering anything."""
+        if self.final:
+            return
+        try:
+            self._committed, self._end = self._log.progress()
+        except CorruptLog as error:
+            self.broken = error
+
+    def lose(self, why: str) -> None:
+        """Settle for what is committed now: nobody will write the end. No effect after an end.
+
+        why: subject and verb of the sentence for the client, "engine x was lost".
+        """
+        self.refresh()
+        if not self.final:
+            self._lost = why
+
+    def poll(self, limit_bytes: int = FRAME_LIMIT_BYTES) -> Event | None:
+        """Return the next event, or None while there is nothing new.
+
+        limit_bytes: most raw bytes to take; at least one whole character fits always.
+        """
+        if self._over:
+            return None
+        self.refresh()
+        try:
+            data = self._take(max(limit_bytes, LONGEST_CHARACTER_BYTES))
+        except CorruptLog as error:
+            self.broken = error
+            data = b""
+        if data:
+            event = Data(self.offset, data)
+            self.offset += len(data)
+            return event
+        if not self.final:
+            return None
+        self._over = True
+        return self._last()
+
+    def _take(self, limit: int) -> bytes:
+        pending = self._committed - self._position
+        if self.broken or pending <= (0 if self.final else self._held):
+            return b""
+        raw = self._log.read(self._position, min(limit, pending))
+        cut = whole_characters(raw, self.final and len(raw) == pending)
+        self._position += cut.consumed
+        self._held = len(raw) - cut.consumed
+        self.replaced += cut.replaced
+        return cut.data
+
+    def _last(self) -> Finished | Failed:
+        end = self._end
+        if self.broken is not None:
+            return Failed(self.offset, self.broken)
+        if end is None:
+            # Retrying is for a caller who has shown nobody a byte yet: rrpa.proto, UNAVAILABLE.
+            sentence = f"{self._lost} after {self.offset} bytes; try again only if you had none"
+            return Failed(self.offset, EngineLost(sentence))
+        if end.code:
+            return Failed(self.offset, EngineStatus(end.code, end.text))
+        if end.reason == REASON_ERROR:
+            text = end.text or "the engine ended the stream with an error and gave no status"
+            return Failed(self.offset, EngineFailed(text))
+        return Finished(
+            offset=self.offset,
+            reason=end.reason,
+            stop_sequence=_text_of(end.stop_sequence),
+            prompt_tokens=end.prompt_tokens,
+            completion_tokens=end.completion_tokens,
+            cached_tokens=end.cached_tokens,
+        )
+
+
+def _text_of(raw: bytes | None) -> str | None:
+    return None if raw is None else raw.decode("utf-8", "replace")
+
+
+class Silence:
+    """Stands for a log that does not exist yet."""
+
+    __slots__ = ()
+    replaced = 0
+
+    def poll(self, limit_bytes: int = FRAME_LIMIT_BYTES) -> Event | None:
+        return None
+
+
+class OneFailure:
+    """Stands for a log that never was: one `Failed` and no byte."""
+
+    __slots__ = ("_event",)
+    replaced = 0
+
+    def __init__(self, event: Failed) -> None:
+        self._event: Failed | None = event
+
+    def poll(self, limit_bytes: int = FRAME_LIMIT_BYTES) -> Event | None:
+        event, self._event = self._event, None
+        return event

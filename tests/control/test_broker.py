@@ -1,0 +1,530 @@
+"""Streams between clients and engines, with real shared memory and a clock that jumps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rrpa_sidecar.control.broker import Broker
+from rrpa_sidecar.control.lifecycle import State
+from rrpa_sidecar.errors import (
+    CapacityExhausted,
+    DeadlinePassed,
+    Draining,
+    InvalidRequest,
+    ModelNotFound,
+    NoEngine,
+)
+from rrpa_sidecar.pb.rrpa_pb2 import CreateStreamRequest
+from rrpa_sidecar.shm.directory import Space
+from rrpa_sidecar.shm.end import End
+from rrpa_sidecar.status import MESSAGE_LIMIT_BYTES
+from rrpa_sidecar.stream.events import Data, Finished
+from tests.control.engine import (
+    STREAM_BYTES,
+    Cast,
+    assert_at_rest,
+    failure,
+    read_all,
+    streams_in,
+)
+
+# --- The ordinary way ---------------------------------------------------------------------
+
+
+def test_tokens_reach_the_client_as_they_are_written(broker, cast, shm):
+    engine = cast.engine()
+    stream = cast.open()
+    assert stream.poll() is None
+    engine.write(stream, b"one ")
+    assert stream.poll() == Data(0, b"one ")
+    assert stream.poll() is None
+    engine.write(stream, b"two")
+    assert stream.poll() == Data(4, b"two")
+    engine.finish(stream)
+    assert stream.poll() == Finished(7, 1, None, 0, 0, 0)
+    stream.leave()
+    assert streams_in(shm) == []
+    assert engine.cancelled == []
+    assert_at_rest(broker)
+
+
+def test_engine_gets_the_request_byte_for_byte_with_fields_unknown_to_the_sidecar(broker, cast):
+    engine = cast.engine()
+    unknown = b"\xfa\x3e\x03abc"  # field 1007, length 3
+    request = CreateStreamRequest(model="test").SerializeToString() + unknown
+    broker.open(request, cast.open().labels, None)
+    assert engine.submitted[1].request == request
+
+
+def test_names_of_streams_are_the_servers_own_and_client_ids_only_labels(cast):
+    engine = cast.engine(capacity=8)
+    for name in ["../x", "/etc/x", ".", "", "x" * 300, "a\nb"]:
+        stream = cast.open(request_id=name)
+        assert len(bytes.fromhex(stream.stream_id)) == 16
+        assert engine.submitted[-1].labels.request_id == name
+    assert len({each.stream_id for each in engine.submitted}) == 6
+
+
+def test_front_end_is_woken_by_every_move_and_by_the_end(cast):
+    engine = cast.engine()
+    stream = cast.open()
+    woken = []
+    stream.waker = lambda: woken.append(1)
+    engine.write(stream, b"a")
+    engine.write(stream, b"b")
+    engine.finish(stream)
+    assert len(woken) == 3
+
+
+def test_scan_without_a_move_wakes_nobody(broker, cast):
+    engine = cast.engine()
+    stream = cast.open()
+    engine.write(stream, b"a")
+    stream.waker = lambda: pytest.fail("woken for nothing")
+    read_all(stream)
+    broker.scan()
+
+
+def test_empty_token_makes_no_frame_and_does_not_end_the_stream(cast):
+    engine = cast.engine()
+    stream = cast.open()
+    for token in [b"", b"a", b"", b"b", b""]:
+        engine.write(stream, token)
+    assert read_all(stream) == (b"ab", None)
+    engine.finish(stream)
+    assert isinstance(stream.poll(), Finished)
+
+
+def test_answer_without_a_token_is_one_finish_and_no_first_token(cast, metrics):
+    engine = cast.engine()
+    stream = cast.open()
+    engine.finish(stream, End(reason=2))
+    assert stream.poll() == Finished(0, 2, None, 0, 0, 0)
+    assert sum(metrics.model("test").engine_first_token_s.counts) == 0
+
+
+def test_first_token_of_a_stream_is_measured_once(cast, metrics):
+    engine = cast.engine()
+    stream = cast.open()
+    for token in [b"", b"a", b"b"]:
+        engine.write(stream, token)
+        read_all(stream)
+    assert sum(metrics.model("test").engine_first_token_s.counts) == 1
+
+
+def test_replacements_are_counted_for_the_model(cast, metrics):
+    engine = cast.engine()
+    stream = cast.open()
+    engine.write(stream, b"a\xffb")
+    engine.write(stream, "\ufffd".encode())
+    engine.write(stream, b"\xc3")
+    engine.finish(stream)
+    assert read_all(stream)[0] == "a\ufffdb\ufffd\ufffd".encode()
+    assert metrics.model("test").replaced_characters == 2
+
+
+def test_queue_wait_and_engine_time_are_measured_apart(cast, metrics, clock):
+    engine = cast.engine(capacity=1)
+    first, second = cast.open(), cast.open()
+    clock.jump_s(2)
+    engine.finish(first)
+    clock.jump_s(0.25)
+    engine.write(second, b"x")
+    clock.jump_s(5)
+    read_all(second)
+    meter = metrics.model("test")
+    assert meter.queue_wait_s.total_s == pytest.approx(2)
+    assert meter.engine_first_token_s.total_s == pytest.approx(0.25)
+    timing = second.timing
+    assert (timing.submitted_ns - timing.accepted_ns) / 1e9 == pytest.approx(2)
+    assert (timing.first_commit_ns - timing.submitted_ns) / 1e9 == pytest.approx(0.25)
+
+
+def test_slow_client_gets_larger_frames_and_holds_no_slot_of_the_engine(broker, cast):
+    engine = cast.engine(capacity=1)
+    slow = cast.open()
+    for _ in range(1000):
+        engine.write(slow, b"0123456789")
+    engine.finish(slow)
+    broker.sweep()
+    assert slow.state is State.ENDED
+    next_one = cast.open()
+    assert engine.submitted[-1].stream_id == next_one.stream_id
+    assert slow.poll(limit_bytes=4000) == Data(0, b"0123456789" * 400)
+    got, last = read_all(slow)
+    assert len(got) == 6000
+    assert isinstance(last, Finished)
+
+
+def test_stream_that_ends_at_the_length_of_the_one_before_it_in_its_slot_is_not_missed(cast):
+    engine = cast.engine(capacity=1)
+    for _ in range(3):
+        stream = cast.open()
+        woken = []
+        stream.waker = lambda woken=woken: woken.append(1)
+        engine.begin(stream.stream_id).write(b"same")
+        engine.finish(stream)  # one scan sees begin, write and end together
+        assert woken
+        assert read_all(stream)[0] == b"same"
+        stream.leave()
+
+
+def test_200_streams_with_the_same_client_ids_never_mix(shm, metrics, clock, config):
+    broker = Broker(replace(config, shm_bytes=200 * STREAM_BYTES), shm, "/b", metrics, clock)
+    cast = Cast(broker, shm, clock)
+    engines = [cast.engine(capacity=100), cast.engine(capacity=100)]
+    streams = [cast.open(request_id="same", prompt=str(number)) for number in range(200)]
+    by_id = {each.stream_id: engine for engine in engines for each in engine.submitted}
+    prompts = {
+        each.stream_id: CreateStreamRequest.FromString(each.request).prompt
+        for engine in engines
+        for each in engine.submitted
+    }
+    for token in range(3):
+        for stream in streams:
+            engine = by_id[stream.stream_id]
+            engine.write(stream, f"{prompts[stream.stream_id]}:{token};".encode())
+    for number, stream in enumerate(streams):
+        by_id[stream.stream_id].finish(stream)
+        assert read_all(stream)[0] == f"{number}:0;{number}:1;{number}:2;".encode()
+        stream.leave()
+    assert streams_in(shm) == []
+    assert_at_rest(broker)
+    cast.close()
+
+
+# --- Refusals -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"model": ""}, "model is empty"),
+        ({"model": "a\0b"}, "printable"),
+        ({"model": "x" * 129}, "128"),
+        ({"model": "modèle"}, "printable"),
+        ({"max_tokens": -1}, "max_tokens is -1"),
+        ({"max_tokens": -(2**31)}, "max_tokens is -2147483648"),
+        ({"stop_sequences": ["a", ""]}, "stop_sequences"),
+    ],
+)
+def test_wrong_request_is_refused_before_an_engine_is_touched(cast, fields, says):
+    engine = cast.engine()
+    with pytest.raises(InvalidRequest, match=says) as caught:
+        cast.open(**{"model": "test", **fields})
+    assert engine.submitted == []
+    assert len(str(caught.value).encode()) <= MESSAGE_LIMIT_BYTES
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"max_tokens": 0}, {"max_tokens": 2**31 - 1}, {"prompt": ""}, {"prompt": "A\0B"}]
+)
+def test_what_the_engine_decides_is_passed_on(cast, fields):
+    engine = cast.engine()
+    cast.open(**fields)
+    assert len(engine.submitted) == 1
+
+
+@pytest.mark.parametrize("request_bytes", [b"\xff\xff\xff", b"\x0a\x05tes", b"\x0a\x02\xff\xfe"])
+def test_bytes_that_are_no_request_are_refused(broker, cast, request_bytes):
+    cast.engine()
+    with pytest.raises(InvalidRequest, match=r"not a rrpa\.v1\.CreateStreamRequest"):
+        broker.open(request_bytes, cast.open().labels, None)
+
+
+def test_without_an_engine_the_caller_may_try_again_and_a_wrong_model_may_not(cast):
+    with pytest.raises(NoEngine):
+        cast.open()
+    cast.engine("other")
+    with pytest.raises(ModelNotFound, match="'test'"):
+        cast.open()
+
+
+@pytest.mark.parametrize("model", ["m" * 128, "'\"\\" * 40])
+def test_name_of_an_unknown_model_is_shortened_in_the_text(cast, model):
+    cast.engine()
+    with pytest.raises(ModelNotFound) as caught:
+        cast.open(model)
+    assert len(str(caught.value).encode()) <= MESSAGE_LIMIT_BYTES
+
+
+def test_full_queue_refuses_and_names_slots_and_queue(broker, cast):
+    cast.engine(capacity=2)
+    for _ in range(2 + 4):
+        cast.open()
+    assert broker.queue_length() == 4
+    with pytest.raises(CapacityExhausted, match=r"all 2 slots .* 4 of 4 .*--queue-limit"):
+        cast.open()
+    assert broker.queue_length() == 4
+
+
+def test_used_up_budget_makes_wait_and_then_refuses_with_its_name(broker, cast):
+    cast.engine(capacity=100)
+    streams = [cast.open() for _ in range(8 + 4)]
+    assert broker.active_streams() == 8
+    assert broker.shm_used_bytes() == broker.shm_budget_bytes() == 8 * STREAM_BYTES
+    with pytest.raises(CapacityExhausted, match=r"all 8 streams .*--shm-bytes"):
+        cast.open()
+    assert len(streams) == 12
+
+
+def test_file_system_without_room_for_one_stream_refuses_with_the_numbers(cast, shm, monkeypatch):
+    engine = cast.engine()
+    space = [Space(64 << 20, STREAM_BYTES - 1)]
+    monkeypatch.setattr(shm, "space", lambda: space[0])
+    with pytest.raises(CapacityExhausted, match=rf"{STREAM_BYTES - 1} of {64 << 20} bytes free"):
+        cast.open()
+    assert engine.submitted == []
+    space[0] = Space(64 << 20, STREAM_BYTES)
+    cast.open()
+    assert len(engine.submitted) == 1
+
+
+def test_file_system_that_fills_while_a_request_waits_fails_it_with_the_numbers(
+    cast, shm, monkeypatch
+):
+    engine = cast.engine(capacity=1)
+    first, second = cast.open(), cast.open()
+    monkeypatch.setattr(shm, "space", lambda: Space(64 << 20, 0))
+    engine.finish(first)
+    assert isinstance(failure(second.poll()), CapacityExhausted)
+    assert len(engine.submitted) == 1
+
+
+def test_small_file_system_lowers_the_number_of_streams(shm, config, metrics, clock, monkeypatch):
+    monkeypatch.setattr(shm, "space", lambda: Space(3 * STREAM_BYTES, 3 * STREAM_BYTES))
+    broker = Broker(config, shm, "/b", metrics, clock)
+    assert broker.shm_budget_bytes() == 3 * STREAM_BYTES
+
+
+def test_drain_refuses_new_streams_and_lets_open_and_waiting_ones_finish(broker, cast):
+    engine = cast.engine(capacity=1)
+    first, second = cast.open(), cast.open()
+    broker.drain()
+    with pytest.raises(Draining):
+        cast.open()
+    with pytest.raises(Draining):
+        cast.engine()
+    engine.finish(first)
+    engine.finish(second)
+    assert isinstance(first.poll(), Finished)
+    assert isinstance(second.poll(), Finished)
+
+
+# --- The queue ----------------------------------------------------------------------------
+
+
+def test_waiting_stream_is_submitted_as_soon_as_a_slot_is_free(cast):
+    engine = cast.engine(capacity=1)
+    first, second = cast.open(), cast.open()
+    assert second.state is State.QUEUED
+    assert second.poll() is None
+    engine.finish(first)
+    assert second.state is State.SUBMITTED
+    assert engine.submitted[-1].stream_id == second.stream_id
+
+
+def test_priority_then_age_decides_who_is_next(cast):
+    engine = cast.engine(capacity=1)
+    running = cast.open()
+    late, early, urgent = cast.open(priority=1), cast.open(), cast.open(priority=-1)
+    for stream in [running, urgent, early, late]:
+        assert engine.submitted[-1].stream_id == stream.stream_id
+        engine.finish(stream)
+
+
+def test_leaving_the_queue_touches_no_engine(broker, cast):
+    engine = cast.engine(capacity=1)
+    running, waiting = cast.open(), cast.open()
+    waiting.leave()
+    waiting.leave()
+    assert broker.queue_length() == 0
+    engine.finish(running)
+    assert len(engine.submitted) == 1
+    assert engine.cancelled == []
+
+
+def test_deadline_that_passes_in_the_queue_fails_the_stream_at_that_moment(broker, cast, clock):
+    cast.engine(capacity=1)
+    cast.open()
+    stream = cast.open(timeout_s=2)
+    clock.jump_s(2 - 1e-9)
+    broker.sweep()
+    assert stream.poll() is None
+    clock.jump_s(1e-9)
+    woken = []
+    stream.waker = lambda: woken.append(1)
+    broker.sweep()
+    assert woken
+    error = failure(stream.poll())
+    assert isinstance(error, DeadlinePassed)
+    assert "2.000 s" in str(error)
+    assert stream.poll() is None
+
+
+def test_late_stream_is_not_submitted_even_if_a_slot_frees_before_the_sweep(cast, clock):
+    engine = cast.engine(capacity=1)
+    first, second = cast.open(), cast.open(timeout_s=1)
+    clock.jump_s(1)
+    engine.finish(first)
+    assert isinstance(failure(second.poll()), DeadlinePassed)
+    assert len(engine.submitted) == 1
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1])
+def test_deadline_that_has_passed_already_is_refused(cast, timeout_s):
+    cast.engine()
+    with pytest.raises(DeadlinePassed):
+        cast.open(timeout_s=timeout_s)
+
+
+def test_engine_is_told_how_long_the_client_will_still_wait(cast, clock):
+    engine = cast.engine(capacity=1)
+    first = cast.open(timeout_s=float("inf"))
+    cast.open(timeout_s=3)
+    clock.jump_s(1)
+    engine.finish(first)
+    assert [each.timeout_ms for each in engine.submitted] == [None, 2000]
+
+
+def test_least_loaded_engine_of_the_model_gets_the_stream(cast):
+    small, large = cast.engine(capacity=2), cast.engine(capacity=4)
+    other = cast.engine("other", capacity=50)
+    for _ in range(6):
+        cast.open()
+    assert (len(small.submitted), len(large.submitted), len(other.submitted)) == (2, 4, 0)
+    cast.open()
+    assert (len(small.submitted), len(large.submitted)) == (2, 4)
+
+
+def test_slots_of_running_streams_are_unique(cast):
+    engine = cast.engine(capacity=3)
+    streams = [cast.open() for _ in range(3)]
+    engine.finish(streams[1])
+    cast.open()
+    assert [each.slot for each in engine.submitted] == [0, 1, 2, 1]
+
+
+def test_budget_that_frees_lets_the_next_one_in(broker, cast):
+    engine = cast.engine(capacity=100)
+    streams = [cast.open() for _ in range(9)]
+    engine.finish(streams[0])
+    assert streams[8].state is State.QUEUED  # the file is still there
+    read_all(streams[0])
+    streams[0].leave()
+    assert streams[8].state is State.SUBMITTED
+    assert broker.shm_used_bytes() == 8 * STREAM_BYTES
+
+
+def test_models_are_listed_by_name_with_what_they_can_take(broker, cast):
+    cast.engine("b", "a", capacity=2)
+    cast.engine("b", capacity=3)
+    cast.open("b")
+    rows = [(m.name, m.engines, m.capacity, m.active) for m in broker.models()]
+    assert rows == [("a", 1, 2, 0), ("b", 2, 5, 1)]
+
+
+# --- Clients that leave -------------------------------------------------------------------
+
+
+def test_leaving_before_the_first_token_cancels_once_and_frees_all(broker, cast, shm):
+    engine = cast.engine(capacity=1)
+    stream = cast.open()
+    stream.leave()
+    stream.leave()
+    assert engine.cancelled == [stream.stream_id]
+    assert stream.poll() is None
+    waiting = cast.open()
+    assert waiting.state is State.QUEUED  # the slot is taken until the engine has stopped
+    engine.obey_cancels()
+    assert stream.poll() is None  # the engine's answer to the cancel is nobody's news
+    assert waiting.state is State.SUBMITTED
+    engine.finish(waiting)
+    waiting.leave()
+    assert streams_in(shm) == []
+    assert_at_rest(broker)
+
+
+def test_leaving_in_the_middle_cancels_once_and_the_file_goes(broker, cast, shm):
+    engine = cast.engine()
+    stream = cast.open()
+    engine.write(stream, b"a")
+    read_all(stream)
+    stream.leave()
+    assert engine.cancelled == [stream.stream_id]
+    assert len(streams_in(shm)) == 1
+    engine.obey_cancels()
+    assert streams_in(shm) == []
+    assert engine.cancelled == [stream.stream_id]
+    assert_at_rest(broker)
+
+
+def test_leaving_before_a_log_that_the_engine_then_begins_still_frees_all(broker, cast, shm):
+    engine = cast.engine()
+    stream = cast.open()
+    stream.leave()
+    engine.write(stream, b"the cancel was on its way")
+    engine.obey_cancels()
+    assert streams_in(shm) == []
+    assert_at_rest(broker)
+
+
+@pytest.mark.parametrize("read_first", [True, False])
+def test_normal_end_is_never_cancelled_even_if_nobody_has_read_it(broker, cast, read_first):
+    engine = cast.engine()
+    stream = cast.open()
+    engine.write(stream, b"a")
+    engine.writers[stream.stream_id].finish(End(reason=1))  # and no bell
+    if read_first:
+        read_all(stream)
+    stream.leave()
+    assert engine.cancelled == []
+    assert_at_rest(broker)
+
+
+def test_end_before_the_log_was_ever_seen_is_not_cancelled(broker, cast):
+    engine = cast.engine()
+    stream = cast.open()
+    engine.begin(stream.stream_id).finish(End(reason=1))
+    stream.leave()
+    assert engine.cancelled == []
+    assert_at_rest(broker)
+
+
+def test_file_of_a_writer_that_lingers_goes_when_the_lease_does(broker, cast, shm, clock):
+    engine = cast.engine()
+    stream = cast.open()
+    engine.write(stream, b"a")
+    writer = engine.writers[stream.stream_id]
+    stream.leave()
+    writer.close = lambda: None  # the final state shows a moment before the lease drops
+    engine.obey_cancels()
+    assert stream.state is State.GONE
+    assert len(streams_in(shm)) == 1
+    assert broker.busy
+    del writer.close
+    writer.close()
+    broker.sweep()
+    assert len(streams_in(shm)) == 1  # not asked again at once
+    clock.jump_s(0.02)
+    broker.sweep()
+    assert streams_in(shm) == []
+    assert_at_rest(broker)
+
+
+def test_file_that_the_sidecar_may_not_unlink_is_released_to_the_engine(
+    broker, cast, shm, monkeypatch
+):
+    def denied(name: str) -> None:
+        raise PermissionError(1, "sticky", name)
+
+    engine = cast.engine()
+    stream = cast.open()
+    engine.finish(stream)
+    read_all(stream)
+    monkeypatch.setattr(shm, "unlink", denied)
+    stream.leave()
+    assert engine.released == [stream.stream_id]
+    assert_at_rest(broker)

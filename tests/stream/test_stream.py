@@ -1,0 +1,213 @@
+"""A stream: data in whole characters, then exactly one end."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rrpa_sidecar.errors import CorruptLog, EngineFailed, EngineLost, EngineStatus
+from rrpa_sidecar.shm.end import End
+from rrpa_sidecar.stream.events import Data, Failed, Finished
+from rrpa_sidecar.stream.stream import OneFailure, Silence, StreamReader
+
+
+class FakeLog:
+    """A log in memory whose writer is the test."""
+
+    def __init__(self) -> None:
+        self.raw = b""
+        self.end: End | None = None
+        self.corrupt_progress: str | None = None
+        self.corrupt_read: str | None = None
+        self.reads: list[tuple[int, int]] = []
+        self.looks = 0
+
+    def progress(self) -> tuple[int, End | None]:
+        self.looks += 1
+        if self.corrupt_progress:
+            raise CorruptLog(self.corrupt_progress)
+        return len(self.raw), self.end
+
+    def read(self, position: int, limit: int) -> bytes:
+        if self.corrupt_read:
+            raise CorruptLog(self.corrupt_read)
+        self.reads.append((position, limit))
+        return self.raw[position : position + limit]
+
+
+@pytest.fixture
+def log() -> FakeLog:
+    return FakeLog()
+
+
+@pytest.fixture
+def reader(log) -> StreamReader:
+    return StreamReader(log)
+
+
+def finished(offset: int, reason: int = 1) -> Finished:
+    return Finished(offset, reason, None, 0, 0, 0)
+
+
+def test_nothing_committed_is_no_event_and_no_read(log, reader):
+    assert reader.poll() is None
+    assert log.reads == []
+
+
+def test_data_comes_with_the_bytes_delivered_before_it(log, reader):
+    log.raw = b"one"
+    assert reader.poll() == Data(0, b"one")
+    assert reader.poll() is None
+    log.raw += b"two"
+    assert reader.poll() == Data(3, b"two")
+
+
+def test_offsets_count_delivered_bytes_where_bytes_were_replaced(log, reader):
+    log.raw = b"a\xff"
+    assert reader.poll() == Data(0, "a\ufffd".encode())
+    log.raw += b"b"
+    assert reader.poll() == Data(4, b"b")
+    assert reader.replaced == 1
+
+
+def test_half_a_character_gives_no_event_and_is_not_read_again_until_more_comes(log, reader):
+    log.raw = b"\xf0\x9f"
+    assert reader.poll() is None
+    assert reader.poll() is None
+    assert len(log.reads) == 1
+    log.raw += b"\x98\x80"
+    assert reader.poll() == Data(0, "😀".encode())
+
+
+def test_half_a_character_at_the_end_is_replaced_before_the_end(log, reader):
+    log.raw = b"ok\xe2\x82"
+    assert reader.poll() == Data(0, b"ok")
+    log.end = End(reason=1)
+    assert reader.poll() == Data(2, "\ufffd".encode())
+    assert reader.poll() == finished(5)
+    assert reader.poll() is None
+
+
+def test_end_without_a_byte_is_one_finish(log, reader):
+    log.end = End(reason=2, prompt_tokens=3, completion_tokens=1, cached_tokens=2)
+    assert reader.poll() == Finished(0, 2, None, 3, 1, 2)
+    assert reader.poll() is None
+    assert log.reads == []
+
+
+def test_stop_sequence_is_text(log, reader):
+    log.end = End(reason=3, stop_sequence="ÄNDE".encode())
+    assert reader.poll() == Finished(0, 3, "ÄNDE", 0, 0, 0)
+
+
+def test_an_end_with_a_code_is_the_engines_own_status_after_all_data(log, reader):
+    log.raw, log.end = b"abc", End(code=3, reason=5, text="too long")
+    assert reader.poll() == Data(0, b"abc")
+    event = reader.poll()
+    assert isinstance(event, Failed)
+    assert (event.offset, type(event.error), str(event.error)) == (3, EngineStatus, "too long")
+    assert event.error.code == 3
+
+
+def test_reason_error_without_a_code_is_never_a_finish(log, reader):
+    log.end = End(reason=5)
+    event = reader.poll()
+    assert isinstance(event, Failed)
+    assert isinstance(event.error, EngineFailed)
+
+
+def test_lost_stream_delivers_what_was_committed_then_fails_with_the_offset(log, reader):
+    log.raw = b"abc\xc3"
+    reader.lose("engine e was lost")
+    log.raw += b"\xa4 written after we gave up"
+    assert reader.poll() == Data(0, "abc\ufffd".encode())
+    event = reader.poll()
+    assert isinstance(event, Failed)
+    assert isinstance(event.error, EngineLost)
+    assert event.offset == 6
+    assert str(event.error).startswith("engine e was lost after 6 bytes")
+    assert reader.poll() is None
+
+
+def test_end_written_just_before_the_loss_wins(log, reader):
+    log.end = End(reason=1)
+    reader.lose("engine e was lost")
+    assert reader.poll() == finished(0)
+
+
+@pytest.mark.parametrize("where", ["corrupt_progress", "corrupt_read"])
+def test_corrupt_log_fails_once_with_what_was_delivered(log, reader, where):
+    log.raw = b"good"
+    reader.poll()
+    log.raw += b"bad"
+    setattr(log, where, "cursor went back")
+    event = reader.poll()
+    assert isinstance(event, Failed)
+    assert (event.offset, str(event.error)) == (4, "cursor went back")
+    assert reader.broken is event.error
+    assert reader.poll() is None
+
+
+def test_limit_cuts_between_characters_and_loses_nothing(log, reader):
+    log.raw = ("é" * 10).encode()
+    log.end = End(reason=1)
+    assert reader.poll(limit_bytes=5) == Data(0, "éé".encode())
+    assert reader.final
+    assert reader.poll(limit_bytes=6) == Data(4, "ééé".encode())
+    assert reader.poll() == Data(10, ("é" * 5).encode())
+    assert reader.poll() == finished(20)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3, 4])
+def test_smallest_limits_still_take_one_character(log, reader, limit):
+    log.raw = "😀😀".encode()
+    assert reader.poll(limit_bytes=limit) == Data(0, "😀".encode())
+
+
+def test_header_is_not_looked_at_again_after_the_end(log, reader):
+    log.raw, log.end = b"abcdefgh", End(reason=1)
+    while not isinstance(reader.poll(limit_bytes=4), Finished):
+        pass
+    assert log.looks == 1
+
+
+def test_refresh_finds_the_end_without_delivering(log, reader):
+    log.raw, log.end = b"abc", End(reason=1)
+    reader.refresh()
+    assert reader.final
+    assert reader.offset == 0
+    assert reader.poll() == Data(0, b"abc")
+
+
+@given(
+    st.lists(st.binary(max_size=12), max_size=20),
+    st.lists(st.integers(1, 20), min_size=1),
+    st.randoms(),
+)
+def test_any_tokens_polled_at_any_moment_equal_one_decode(tokens, limits, random):
+    log = FakeLog()
+    reader = StreamReader(log)
+    got = b""
+    for number, token in enumerate(tokens):
+        log.raw += token
+        while random.random() < 0.5:
+            event = reader.poll(limits[number % len(limits)])
+            if isinstance(event, Data):
+                assert event.offset == len(got)
+                assert event.data
+                event.data.decode()
+                got += event.data
+    log.end = End(reason=1)
+    while isinstance(event := reader.poll(limits[0]), Data):
+        got += event.data
+    assert event == finished(len(got))
+    assert got == b"".join(tokens).decode("utf-8", "replace").encode()
+
+
+def test_stand_ins_for_a_log_say_nothing_or_one_failure():
+    assert Silence().poll() is None
+    failure = Failed(0, EngineLost("gone"))
+    source = OneFailure(failure)
+    assert source.poll() is failure
+    assert source.poll() is None
