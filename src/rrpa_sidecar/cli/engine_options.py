@@ -1,0 +1,67 @@
+"""The options that every engine of ours has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def attach_options(*, models: str | None, capacity: int) -> Callable[[Command], Command]:
+    """Return a decorator that adds where to attach and what to serve, with these defaults.
+
+    models: None leaves the choice to the command, which then gets an empty tuple.
+    """
+    options = (
+        click.option(
+            "--engine-socket",
+            envvar="RRPA_ENGINE_SOCKET",
+            default="/tmp/rrpa.sock",
+            show_default=True,
+            show_envvar=True,
+            help="The sidecar's socket for engines.",
+        ),
+        click.option(
+            "--shm-dir",
+            envvar="RRPA_SHM_DIR",
+            default="/dev/shm",
+            show_default=True,
+            show_envvar=True,
+            help="The sidecar's shared-memory directory.",
+        ),
+        click.option(
+            "--model",
+            "models",
+            multiple=True,
+            default=() if models is None else (models,),
+            show_default=models or "after the model's file",
+            help="Name that clients ask for; may be given more than once.",
+        ),
+        click.option("--name", help="A label for logs and metrics; engine-<pid> without it."),
+        click.option(
+            "--capacity",
+            type=click.IntRange(min=1),
+            default=capacity,
+            show_default=True,
+            help="Most streams at once.",
+        ),
+    )
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def quiet_grpc() -> None:
+    """Keep gRPC's core from writing to stderr; call it before the first import of grpc.
+
+    It tells of every lost connection there, which the engine's own log says in one line.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -1,0 +1,120 @@
+"""Jobs on their way from the background thread to the engine's loop."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from threading import Condition
+
+from rrpa_sidecar.engine.job import Job
+from rrpa_sidecar.errors import AttachRefused
+
+
+class Inbox:
+    """Where the engine's loop waits. Thread-safe.
+
+    serving: attached now. stopping: no more jobs are taken in. refused: why none ever will be.
+    """
+
+    def __init__(self) -> None:
+        self.serving = False
+        self.stopping = False
+        self.refused: AttachRefused | None = None
+        self._changed = Condition()
+        self._jobs: deque[Job] = deque()
+        self._news = False
+
+    # The loop's side; each call raises AttachRefused once the sidecar refused the engine.
+
+    def take(self) -> Job | None:
+        """Wait for the next job; None once stopping."""
+        with self._changed:
+            self._wait(lambda: bool(self._jobs), None)
+            return None if self.stopping else self._jobs.popleft()
+
+    def take_all(self) -> list[Job]:
+        """Return all jobs; never waits."""
+        if not self._jobs and self.refused is None:  # the common case, without the lock
+            return []
+        self._raise_if_refused()
+        with self._changed:
+            jobs = list(self._jobs)
+            self._jobs.clear()
+        return jobs
+
+    def wait_news(self, timeout_s: float | None) -> bool:
+        """Wait for a job or news; forget the news."""
+        with self._changed:
+            there_is = self._wait(lambda: self._news or bool(self._jobs), timeout_s)
+            self._news = False
+            return there_is
+
+    def wait_serving(self, timeout_s: float | None) -> bool:
+        """Wait until attached or stopping; return whether attached."""
+        with self._changed:
+            self._wait(lambda: self.serving, timeout_s)
+            return self.serving
+
+    # The background thread's side.
+
+    def put(self, job: Job) -> bool:
+        """Add a job; False when stopping."""
+        with self._changed:
+            if self.stopping:
+                return False
+            self._jobs.append(job)
+            self._changed.notify_all()
+            return True
+
+    def discard(self, job: Job) -> bool:
+        """Take `job` back; return whether the loop had not yet taken it. Counts as news."""
+        with self._changed:
+            untaken = job in self._jobs
+            if untaken:
+                self._jobs.remove(job)
+            self._news = True
+            self._changed.notify_all()
+        return untaken
+
+    def stop(self) -> list[Job]:
+        """Take no more jobs; return those that nobody took."""
+        with self._changed:
+            self.stopping = True
+            self._changed.notify_all()
+            return self._emptied()
+
+    def set_serving(self, serving: bool) -> list[Job]:
+        """Note that the engine was attached or detached; detached: return the untaken jobs."""
+        with self._changed:
+            self.serving = serving
+            self._news = True
+            self._changed.notify_all()
+            return [] if serving else self._emptied()
+
+    def refuse(self, why: str) -> None:
+        """Make every wait raise AttachRefused, from now on."""
+        with self._changed:
+            self.refused = AttachRefused(why)
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Make `wait_news` return."""
+        with self._changed:
+            self._news = True
+            self._changed.notify_all()
+
+    def _emptied(self) -> list[Job]:
+        jobs = list(self._jobs)
+        self._jobs.clear()
+        return jobs
+
+    def _wait(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
+        there_is = self._changed.wait_for(
+            lambda: ready() or self.stopping or self.refused is not None, timeout_s
+        )
+        self._raise_if_refused()
+        return there_is
+
+    def _raise_if_refused(self) -> None:
+        if self.refused is not None:
+            raise AttachRefused(str(self.refused))

@@ -1,0 +1,276 @@
+"""One stream of tokens that the engine was asked for."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from contextlib import suppress
+from functools import cached_property
+from types import TracebackType
+from typing import Self
+
+from google.protobuf.message import DecodeError
+
+from rrpa_sidecar.engine.bell import StepBell
+from rrpa_sidecar.engine.connection import Connection
+from rrpa_sidecar.engine.files import OwnFiles
+from rrpa_sidecar.engine.over import Cause, JobCancelled, JobOver
+from rrpa_sidecar.engine.reasons import FAILED, Usage, reason_number
+from rrpa_sidecar.errors import InvalidRequest, LogFull, RRPAError, ShmFull, StreamMisuse
+from rrpa_sidecar.pb import engine_pb2, rrpa_pb2
+from rrpa_sidecar.shm.end import End
+from rrpa_sidecar.shm.writer import LogWriter
+from rrpa_sidecar.status import Code, one_line, status_of
+
+log = logging.getLogger(__name__)
+
+
+class Job:
+    """A submission: read `request`, `write` each token, then `finish` or `fail`, once.
+
+    A job belongs to one thread at a time. The sidecar sets `cancelled` from another thread, at
+    once; the next `write` then raises JobCancelled, and nothing else needs to be done.
+
+    As a context manager a job never outlives its block: an exception fails this stream alone
+    (InvalidRequest with INVALID_ARGUMENT, any other with INTERNAL), JobOver passes silently,
+    and a block that ends without `finish` gives the reason UNSPECIFIED.
+
+    Attributes:
+      stream_id: the sidecar's name of the stream; unguessable, unique.
+      request_bytes: the client's serialized CreateStreamRequest, byte for byte.
+      request_id, traceparent: the client's labels, for logs and traces; maybe empty.
+      priority: lower is earlier.
+      timeout_s: seconds the client will still wait, counted from the submission; None: for ever.
+      cancelled: nobody reads this stream any more, or the engine is stopping.
+      over: the end is recorded; nothing more can be written.
+    """
+
+    def __init__(
+        self, submit: engine_pb2.Submit, connection: Connection, bell: StepBell, files: OwnFiles
+    ) -> None:
+        self.stream_id = submit.stream_id
+        self.request_bytes = submit.request
+        self.request_id = submit.request_id
+        self.traceparent = submit.traceparent
+        self.priority = submit.priority
+        self.timeout_s = submit.timeout_ms / 1000 if submit.HasField("timeout_ms") else None
+        self.cancelled = False
+        self.over = False
+        self._cause = Cause.CLIENT_LEFT
+        self._slot = submit.slot
+        self._connection = connection
+        self._bell = bell
+        self._files = files
+        self._log: LogWriter | None = None
+
+    @cached_property
+    def request(self) -> rrpa_pb2.CreateStreamRequest:
+        """The client's request, parsed when first asked for.
+
+        Raises:
+          InvalidRequest: the bytes are no CreateStreamRequest.
+        """
+        try:
+            return rrpa_pb2.CreateStreamRequest.FromString(self.request_bytes)
+        except DecodeError as exc:
+            raise InvalidRequest("the request is not a CreateStreamRequest") from exc
+
+    @property
+    def tokens(self) -> int:
+        """Tokens written, empty ones included."""
+        return 0 if self._log is None else self._log.tokens
+
+    @property
+    def begun(self) -> bool:
+        """Whether the log exists: from the first `write`, `begin` or `finish`."""
+        return self._log is not None
+
+    def begin(self) -> None:
+        """Create the log now instead of at the first `write`. A second call does nothing.
+
+        Raises:
+          JobOver: it cannot be created; the client has been told why (no room, say).
+        """
+        self._open_log()
+
+    def write(self, token: bytes) -> None:
+        """Commit one token's raw bytes and ring the sidecar. Never waits for a client.
+
+        token: any bytes. A character may be split over tokens; an empty token counts as one.
+
+        Raises:
+          JobCancelled: the client left; drop the job.
+          JobOver: the log or the shared memory is full; the client gets RESOURCE_EXHAUSTED.
+          StreamMisuse: the job has ended already.
+        """
+        if self.cancelled:
+            self._end_cancelled()
+            raise JobCancelled(self._cause.value)
+        writer = self._log or self._open_log()
+        try:
+            writer.write(token)
+        except (LogFull, ShmFull) as exc:
+            self._end(End(Code.RESOURCE_EXHAUSTED, FAILED, text=one_line(str(exc))))
+            raise JobOver(str(exc)) from exc
+        self._bell.ring()
+
+    def finish(
+        self,
+        reason: str = "stop",
+        *,
+        stop_sequence: str | None = None,
+        usage: Usage | None = None,
+    ) -> None:
+        """Say that the answer is complete.
+
+        reason: "stop", "length", "stop_sequence", "cancelled" or "unspecified".
+        stop_sequence: the one that matched.
+        usage: what it cost; absent: the tokens written, and no prompt tokens.
+
+        Raises:
+          ValueError: no such reason; the job is still open.
+          StreamMisuse: the job has ended already.
+              JobOver: as `begin`.
+        """
+        number = reason_number(reason)
+        if reason == "cancelled" and self.cancelled:
+            self._end_cancelled()
+            return
+        self._open_log()
+        prompt, completion, cached = usage or Usage(0, self.tokens, 0)
+        stop = None if stop_sequence is None else stop_sequence.encode()
+        self._end(End(Code.OK, number, stop, prompt, completion, cached))
+
+    def fail(self, code: Code | int, text: str) -> None:
+        """End the stream with a gRPC status. Bytes already written are delivered first.
+
+        code: a gRPC status code but OK.
+        text: one line for the client, saying what is wrong and what to do; cut to 199 bytes.
+
+        Raises:
+          StreamMisuse: the job has ended already.
+        """
+        if not self.begun:
+            self.reject(code, text)
+            return
+        self._end(End(_checked(code), FAILED, text=one_line(text)))
+
+    def reject(self, code: Code | int, text: str) -> None:
+        """Refuse the job before it begins; no log is created. As `fail` otherwise."""
+        if self.over or self.begun:
+            raise StreamMisuse(f"stream {self.stream_id} has begun and cannot be rejected")
+        number = _checked(code)
+        self.over = True
+        if not self._connection.lost:
+            self._connection.reject(self.stream_id, number, one_line(text))
+        self._forget()
+
+    def fail_with(self, error: Exception) -> None:
+        """End the stream because of an exception, as leaving the `with` block by it would.
+
+        For engines that batch. Does nothing when the job is over already.
+        """
+        if self.over:
+            return
+        if isinstance(error, RRPAError):
+            self.fail(*status_of(error))
+        else:
+            # Its text may hold what a client must not see: the log has it.
+            log.error("job %s failed", self.stream_id, exc_info=error)
+            self.fail(Code.INTERNAL, f"the engine failed with {type(error).__name__}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if self.over:
+            return isinstance(error, JobOver)
+        if error is None:
+            # A log that cannot be created has ended the job and told the client.
+            with suppress(JobOver):
+                self.finish("unspecified")
+        elif isinstance(error, Exception):
+            self.fail_with(error)
+        else:
+            self.cancel(Cause.STOPPING)
+            self._end_cancelled()
+        return isinstance(error, Exception)
+
+    def cancel(self, cause: Cause) -> None:
+        """Mark the job: its work is no longer wanted. The library calls this; thread-safe."""
+        if not self.cancelled:
+            self._cause = cause
+            self.cancelled = True
+
+    def abandon(self) -> None:
+        """End a cancelled job on behalf of an engine that will not touch it again."""
+        if not self.over:
+            self._end_cancelled()
+
+    def _open_log(self) -> LogWriter:
+        if self._log is not None:
+            return self._log
+        if self.over:
+            raise StreamMisuse(f"stream {self.stream_id} has ended already")
+        connection = self._connection
+        try:
+            self._log = LogWriter.create(
+                connection.directory,
+                self.stream_id,
+                stream_bytes=connection.stream_bytes,
+                table=connection.table,
+                slot=self._slot,
+            )
+        except (RRPAError, OSError) as exc:
+            log.error("cannot create the log of stream %s: %s", self.stream_id, exc)
+            self.reject(*_why_no_log(exc))
+            raise JobOver(str(exc)) from exc
+        return self._log
+
+    def _end_cancelled(self) -> None:
+        if self.over:
+            return
+        if self._cause is Cause.STOPPING:
+            self.fail(Code.UNAVAILABLE, "the engine is stopping; try again")
+        elif not self.begun:
+            self.reject(Code.CANCELLED, self._cause.value)
+        else:
+            tokens = self.tokens
+            self._end(End(reason=reason_number("cancelled"), completion_tokens=tokens))
+
+    def _end(self, end: End) -> None:
+        if self.over:
+            raise StreamMisuse(f"stream {self.stream_id} has ended already")
+        assert self._log is not None
+        if self._connection.lost:
+            # Nobody may take a cut answer for a whole one: readers must see a lost writer.
+            self._log.close()
+        else:
+            self._log.finish(end)
+        self.over = True
+        self._files.ended(self.stream_id)
+        self._forget()
+        self._bell.ring()
+
+    def _forget(self) -> None:
+        self._connection.jobs.pop(self.stream_id, None)
+        self._connection.close_table()
+
+
+def _checked(code: Code | int) -> Code:
+    if code == Code.OK or code not in Code.__members__.values():
+        raise StreamMisuse(f"{code!r} is not the gRPC status code of a failure")
+    return Code(code)
+
+
+def _why_no_log(error: Exception) -> tuple[Code, str]:
+    if isinstance(error, OSError):
+        full = error.errno in (errno.EMFILE, errno.ENFILE)
+        code = Code.RESOURCE_EXHAUSTED if full else Code.INTERNAL
+        return code, f"the engine cannot create the stream's log: {error.strerror}"
+    return status_of(error)

@@ -1,0 +1,178 @@
+"""The sidecar's end of an attachment, in the test's own process: says what a test tells it to."""
+
+from __future__ import annotations
+
+import os
+import queue
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from rrpa_sidecar.engine.connection import ATTACH
+from rrpa_sidecar.pb import engine_pb2, rrpa_pb2
+from rrpa_sidecar.shm.directory import open_directory
+from rrpa_sidecar.shm.doorbell import Bell
+from rrpa_sidecar.shm.end import End
+from rrpa_sidecar.shm.reader import LogReader
+from rrpa_sidecar.shm.table import TableReader
+
+STREAM_BYTES = 1 << 20
+PATIENCE_S = 10.0
+
+
+class Attachment:
+    """One Attach call."""
+
+    def __init__(self, hello: engine_pb2.Hello) -> None:
+        self.hello = hello
+        self.rejected: queue.Queue[engine_pb2.Rejected] = queue.Queue()
+        self.commands: queue.Queue[engine_pb2.AttachResponse | None] = queue.Queue()
+        self.ended = False
+        self.abort: tuple[grpc.StatusCode, str] | None = None
+
+    def end(self, *status: Any) -> None:
+        """End the call, with a status or well."""
+        self.abort = status or None
+        self.commands.put(None)
+
+    def say(self, **command: Any) -> None:
+        self.commands.put(engine_pb2.AttachResponse(**command))
+
+
+class FakeSidecar:
+    """Accepts engines on `socket`; `refuse` makes it abort instead of saying Welcome."""
+
+    def __init__(self, folder: Path, *, refuse: tuple[grpc.StatusCode, str] | None = None) -> None:
+        self.socket = str(folder / "rrpa.sock")
+        self.shm_dir = folder / "shm"
+        self.shm_dir.mkdir(exist_ok=True)
+        self.directory = open_directory(str(self.shm_dir))
+        self.bell = Bell(self.socket + ".bell")
+        self.refuse = refuse
+        self.stream_bytes = STREAM_BYTES
+        self.attachments: queue.Queue[Attachment] = queue.Queue()
+        self._server: grpc.Server | None = None
+        self._slots = iter(range(1 << 30))
+        self.start()
+
+    def start(self) -> None:
+        handler = grpc.stream_stream_rpc_method_handler(
+            self._attach,
+            request_deserializer=engine_pb2.AttachRequest.FromString,
+            response_serializer=engine_pb2.AttachResponse.SerializeToString,
+        )
+        service, method = ATTACH.strip("/").split("/")
+        self._server = grpc.server(ThreadPoolExecutor(8))
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(service, {method: handler}),)
+        )
+        self._server.add_insecure_port(f"unix:{self.socket}")
+        self._server.start()
+
+    def stop(self) -> None:
+        """Go away without a word, as a sidecar that was killed."""
+        assert self._server is not None
+        self._server.stop(None).wait()
+
+    def close(self) -> None:
+        self.stop()
+        self.bell.close()
+
+    def __enter__(self) -> FakeSidecar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def attached(self) -> Attachment:
+        """Return the next engine that attaches."""
+        return self.attachments.get(timeout=PATIENCE_S)
+
+    def submit(
+        self, to: Attachment, *, slot: int = 0, **request: Any
+    ) -> tuple[str, rrpa_pb2.CreateStreamRequest]:
+        """Submit a request; return (stream id, the request)."""
+        built = rrpa_pb2.CreateStreamRequest(model=to.hello.models[0], **request)
+        return self.submit_raw(to, built.SerializeToString(), slot=slot), built
+
+    def submit_raw(self, to: Attachment, request: bytes, *, slot: int = 0, **labels: Any) -> str:
+        stream_id = os.urandom(16).hex()
+        to.say(submit=engine_pb2.Submit(stream_id=stream_id, slot=slot, request=request, **labels))
+        return stream_id
+
+    def cancel(self, to: Attachment, stream_id: str) -> None:
+        to.say(cancel=engine_pb2.Cancel(stream_id=stream_id))
+
+    def release(self, to: Attachment, stream_id: str) -> None:
+        to.say(release=engine_pb2.Release(stream_id=stream_id))
+
+    def table(self, of: Attachment) -> TableReader:
+        hello = of.hello
+        return TableReader.open(
+            self.directory, hello.table_id, slots=hello.capacity, nonce=hello.table_nonce
+        )
+
+    def log(self, stream_id: str) -> LogReader:
+        """Open a log as soon as it exists."""
+        name = f"rrpa_{stream_id}"
+        eventually(lambda: name in self.directory.names())
+        return LogReader.open(self.directory, stream_id, stream_bytes=self.stream_bytes)
+
+    def answer(self, stream_id: str) -> tuple[bytes, End]:
+        """Wait for the end of a stream; return all its bytes and the end."""
+        reader = self.log(stream_id)
+        try:
+            size, end = eventually(lambda: _ended(reader))
+            return reader.read(0, size), end
+        finally:
+            reader.close()
+
+    def _attach(
+        self, requests: Iterator[engine_pb2.AttachRequest], context: grpc.ServicerContext
+    ) -> Iterator[engine_pb2.AttachResponse]:
+        attachment = Attachment(next(requests).hello)
+        if self.refuse is not None:
+            context.abort(*self.refuse)
+        yield engine_pb2.AttachResponse(
+            welcome=engine_pb2.Welcome(
+                doorbell_path=self.bell.path,
+                stream_bytes=self.stream_bytes,
+                sidecar_version="fake",
+            )
+        )
+        self.attachments.put(attachment)
+        ThreadPoolExecutor(1).submit(self._listen, requests, attachment)
+        context.add_callback(lambda: attachment.commands.put(None))
+        yield from iter(attachment.commands.get, None)
+        if attachment.abort is not None:
+            context.abort(*attachment.abort)
+
+    def _listen(self, requests: Iterator[engine_pb2.AttachRequest], attachment: Attachment) -> None:
+        try:
+            for request in requests:
+                attachment.rejected.put(request.rejected)
+        except grpc.RpcError:
+            pass
+        finally:
+            attachment.ended = True
+            attachment.commands.put(None)
+
+
+def _ended(reader: LogReader) -> tuple[int, End] | None:
+    size, end = reader.progress()
+    return None if end is None else (size, end)
+
+
+def eventually(condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
+    """Return the first true value of `condition()`: for states of another thread or process."""
+    import time
+
+    until = time.monotonic() + timeout_s
+    while True:
+        if value := condition():
+            return value
+        assert time.monotonic() < until, "it never came to be"
+        time.sleep(0.002)

@@ -1,0 +1,277 @@
+"""Attaching, losing the sidecar, coming back, leaving."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from random import Random
+
+import grpc
+import pytest
+
+import rrpa_sidecar.engine.engine as engine_module
+from rrpa_sidecar.engine import AttachRefused, Code, JobCancelled, attach
+from rrpa_sidecar.engine.backoff import FIRST_S, LONGEST_S, Backoff
+from rrpa_sidecar.errors import StartupError
+from rrpa_sidecar.shm import layout
+from tests.engine.conftest import AttachTo
+from tests.engine.fake_sidecar import FakeSidecar, eventually
+
+
+def test_hello_says_who_and_where(sidecar: FakeSidecar, attach_to: AttachTo) -> None:
+    attach_to(sidecar, models=["a", "b"], capacity=7, name="me", build="v1")
+    hello = sidecar.attached().hello
+    assert (hello.engine_name, list(hello.models), hello.capacity) == ("me", ["a", "b"], 7)
+    assert (hello.build, hello.format_version) == ("v1", layout.VERSION)
+    assert hello.shm_dir == str(sidecar.shm_dir)
+    assert hello.shm_device == os.stat(sidecar.shm_dir).st_dev
+    assert hello.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    table = f"rrpa_table_{hello.table_id}"
+    assert table in sidecar.directory.names()
+    assert len(hello.table_nonce) == 16
+
+
+def test_table_is_the_one_that_hello_speaks_of(sidecar: FakeSidecar, attach_to: AttachTo) -> None:
+    engine = attach_to(sidecar)
+    attachment = sidecar.attached()
+    table = sidecar.table(attachment)
+    sidecar.submit(attachment, slot=2)
+    job = next(engine.jobs())
+    job.write(b"abc")
+    assert table.poll() == [2]
+    table.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"models": []}, "1 to 64 models"),
+        ({"models": "echo"}, "not one string"),
+        ({"models": ["m"] * 2}, "twice"),
+        ({"models": [f"m{i}" for i in range(65)]}, "1 to 64 models"),
+        ({"models": ["m" * 129]}, "128"),
+        ({"models": ["é"]}, "ASCII"),
+        ({"models": ["a\nb"]}, "printable"),
+        ({"models": [""]}, "printable"),
+        ({"capacity": 0}, "capacity 0"),
+        ({"capacity": 65_537}, "65536"),
+        ({"name": "a b"}, "A-Za-z0-9"),
+        ({"name": "a" * 65}, "64"),
+        ({"build": "é" * 129}, "258 bytes"),
+        ({"engine_socket": "/tmp/" + "x" * 103}, "108 bytes, 107 allowed"),
+    ],
+)
+def test_wrong_argument_is_refused_with_its_rule(wrong: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        attach(**{"models": ["m"], **wrong})  # type: ignore[arg-type]
+
+
+def test_missing_directory_is_a_startup_error() -> None:
+    with pytest.raises(StartupError, match="/nonexistent"):
+        attach(models=["m"], shm_dir="/nonexistent")
+
+
+@pytest.mark.parametrize(
+    "code", [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION]
+)
+def test_refusal_ends_every_wait_with_the_sidecars_sentence(
+    short_dir: Path, attach_to: AttachTo, code: grpc.StatusCode
+) -> None:
+    with FakeSidecar(short_dir, refuse=(code, "mount the same volume")) as sidecar:
+        engine = attach_to(sidecar)
+        for waiting in (engine.wait_serving, engine.wait, engine.poll, lambda: next(engine.jobs())):
+            with pytest.raises(AttachRefused, match="mount the same volume"):
+                waiting()
+        assert sidecar.directory.names() == []
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED])
+def test_sidecar_that_cannot_now_is_asked_again(
+    short_dir: Path, attach_to: AttachTo, code: grpc.StatusCode
+) -> None:
+    with FakeSidecar(short_dir, refuse=(code, "draining")) as sidecar:
+        engine = attach_to(sidecar)
+        assert not engine.wait_serving(0.2)
+        sidecar.refuse = None
+        began = time.monotonic()
+        assert engine.wait_serving(10)
+        assert time.monotonic() - began < 5, "the wait must end when attached, not at its limit"
+
+
+def test_engine_may_start_before_the_sidecar(short_dir: Path) -> None:
+    shm = short_dir / "shm"
+    shm.mkdir()
+    with attach(str(short_dir / "rrpa.sock"), models=["m"], shm_dir=str(shm)) as engine:
+        assert not engine.wait_serving(0.1)
+        with FakeSidecar(short_dir):
+            assert engine.wait_serving(10)
+            engine.close()
+            assert not engine.serving
+
+
+def test_sidecar_that_comes_back_finds_a_fresh_table_and_old_jobs_are_cancelled(
+    sidecar: FakeSidecar, attach_to: AttachTo
+) -> None:
+    engine = attach_to(sidecar)
+    first = sidecar.attached()
+    sidecar.submit(first)
+    sidecar.submit(first, slot=1)
+    job = next(engine.jobs())
+    job.write(b"committed")
+    reader = sidecar.log(job.stream_id)
+    sidecar.stop()
+    eventually(lambda: job.cancelled and not engine.serving)
+    assert engine.poll() == [], "the job that nobody took is gone with its sidecar"
+    with pytest.raises(JobCancelled, match="connection"):
+        job.write(b"lost")
+    assert reader.writer_gone(), "a cut answer must look like a lost writer"
+    assert reader.progress() == (9, None)
+    reader.close()
+    Path(sidecar.socket).unlink(missing_ok=True)
+    sidecar.start()
+    second = sidecar.attached()
+    assert second.hello.table_id != first.hello.table_id
+    assert second.hello.table_nonce != first.hello.table_nonce
+    eventually(lambda: sidecar.directory.names() == [f"rrpa_table_{second.hello.table_id}"])
+    sidecar.submit(second)
+    job = next(engine.jobs())
+    job.finish()
+    assert sidecar.answer(job.stream_id)[1].code == 0
+
+
+@pytest.mark.parametrize("status", [(), (grpc.StatusCode.INVALID_ARGUMENT, "wrong")])
+def test_end_of_the_call_after_welcome_is_no_refusal_whatever_its_status(
+    sidecar: FakeSidecar, attach_to: AttachTo, status: tuple[object, ...]
+) -> None:
+    engine = attach_to(sidecar)
+    first = sidecar.attached()
+    first.end(*status)
+    second = sidecar.attached()
+    assert second.hello.table_id != first.hello.table_id
+    sidecar.submit(second)
+    next(engine.jobs()).finish()
+
+
+def test_stop_ends_jobs_and_refuses_those_that_wait(
+    sidecar: FakeSidecar, attach_to: AttachTo
+) -> None:
+    engine = attach_to(sidecar)
+    attachment = sidecar.attached()
+    sidecar.submit(attachment)
+    running = next(engine.jobs())
+    running.write(b"half")
+    sidecar.submit(attachment, slot=1)
+    eventually(lambda: len(engine._attacher.open_jobs()) == 2)
+    engine.stop()
+    assert list(engine.jobs()) == []
+    assert attachment.rejected.get(timeout=10).code == Code.UNAVAILABLE
+    with pytest.raises(JobCancelled, match="stopping"):
+        running.write(b"more")
+    data, end = sidecar.answer(running.stream_id)
+    assert (data, end.code) == (b"half", Code.UNAVAILABLE)
+    sidecar.submit(attachment, slot=2)
+    assert attachment.rejected.get(timeout=10).code == Code.UNAVAILABLE
+
+
+def test_stop_wakes_a_blocked_loop(sidecar: FakeSidecar, attach_to: AttachTo) -> None:
+    engine = attach_to(sidecar)
+    sidecar.attached()
+    seen: list[object] = []
+    threads = [
+        threading.Thread(target=lambda: seen.append(list(engine.jobs()))),
+        threading.Thread(target=lambda: seen.append(engine.wait())),
+    ]
+    for thread in threads:
+        thread.start()
+    engine.stop()
+    for thread in threads:
+        thread.join(5)
+    assert len(seen) == 2
+
+
+def test_close_ends_open_jobs_detaches_and_leaves_no_file_and_no_thread(
+    sidecar: FakeSidecar, attach_to: AttachTo
+) -> None:
+    engine = attach_to(sidecar)
+    attachment = sidecar.attached()
+    stream_id, _ = sidecar.submit(attachment)
+    next(engine.jobs()).write(b"half")
+    reader = sidecar.log(stream_id)
+    began = time.monotonic()
+    engine.close()
+    assert time.monotonic() - began < 4
+    size, end = reader.progress()
+    assert end is not None
+    assert (size, end.code, end.text) == (4, Code.UNAVAILABLE, "the engine is stopping; try again")
+    reader.close()
+    eventually(lambda: attachment.ended)
+    assert sidecar.directory.names() == []
+    assert not [each for each in threading.enumerate() if each.name == "rrpa-engine"]
+    engine.close()
+
+
+def test_close_does_not_wait_once_the_sidecar_removed_the_files(
+    sidecar: FakeSidecar, attach_to: AttachTo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "CLOSE_GRACE_S", 5)
+    engine = attach_to(sidecar)
+    attachment = sidecar.attached()
+    sidecar.submit(attachment)
+    job = next(engine.jobs())
+    job.finish()
+    sidecar.directory.unlink(f"rrpa_{job.stream_id}")
+    began = time.monotonic()
+    engine.close()
+    assert time.monotonic() - began < 4
+
+
+def test_jobs_go_to_one_of_several_threads(sidecar: FakeSidecar, attach_to: AttachTo) -> None:
+    engine = attach_to(sidecar, capacity=64)
+    attachment = sidecar.attached()
+    taken: list[str] = []
+
+    def work() -> None:
+        for job in engine.jobs():
+            with job:
+                taken.append(job.stream_id)
+                job.finish()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    given = [sidecar.submit(attachment, slot=slot)[0] for slot in range(64)]
+    eventually(lambda: len(taken) == 64)
+    engine.stop()
+    for thread in threads:
+        thread.join(5)
+    assert sorted(taken) == sorted(given)
+
+
+def test_wait_returns_for_a_cancel_a_wake_and_when_time_is_up(
+    sidecar: FakeSidecar, attach_to: AttachTo
+) -> None:
+    engine = attach_to(sidecar)
+    attachment = sidecar.attached()
+    engine.wait(5)  # attached is news
+    stream_id, _ = sidecar.submit(attachment)
+    assert engine.wait(5)
+    (job,) = engine.poll()
+    assert not engine.wait(0.01)
+    sidecar.cancel(attachment, stream_id)
+    assert engine.wait(5)
+    assert job.cancelled
+    engine.wake()
+    assert engine.wait(5)
+    assert not engine.wait(0)
+
+
+def test_backoff_doubles_is_spread_and_has_an_edge() -> None:
+    backoff = Backoff(Random(7))
+    waits = [backoff.next_s() for _ in range(20)]
+    assert FIRST_S / 2 <= waits[0] <= FIRST_S
+    assert all(LONGEST_S / 2 <= wait <= LONGEST_S for wait in waits[8:])
+    assert len(set(waits[8:])) > 1
+    backoff.reset()
+    assert backoff.next_s() <= FIRST_S

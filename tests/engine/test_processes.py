@@ -1,0 +1,137 @@
+"""The engines as processes: the ready line, signals, refusals, crashes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.engine.fake_sidecar import FakeSidecar, eventually
+
+Started = subprocess.Popen[str]
+Start = Callable[..., Started]
+WAIT_S = 30
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start `rrpa engine …` for a fake sidecar; killed at the end if it still runs."""
+    running: list[Started] = []
+
+    def begin(kind: str, sidecar: FakeSidecar, *more: str) -> Started:
+        where = ["--engine-socket", sidecar.socket, "--shm-dir", str(sidecar.shm_dir)]
+        argv = [sys.executable, "-m", "rrpa_sidecar", "engine", kind, *where, *more]
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        running.append(process)
+        return process
+
+    yield begin
+    for process in running:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def ready_line(process: Started) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().rstrip("\n")
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_signal_ends_the_streams_and_leaves_no_file(
+    sidecar: FakeSidecar, start: Start, sent: signal.Signals
+) -> None:
+    process = start("replay", sidecar, "--name", "me", "--model", "a", "--model", "b")
+    assert ready_line(process) == "rrpa engine ready name=me models=a,b"
+    attachment = sidecar.attached()
+    reader = sidecar.log(sidecar.submit(attachment, max_tokens=1_000_000)[0])
+    eventually(lambda: reader.progress()[0] > 0)
+    process.send_signal(sent)
+    assert process.wait(WAIT_S) == 0
+    end = reader.progress()[1]
+    assert end is not None
+    assert end.code == grpc.StatusCode.UNAVAILABLE.value[0]
+    assert sidecar.directory.names() == []
+    reader.close()
+
+
+def test_signal_while_the_sidecar_is_missing_ends_the_engine(short_dir: Path, start: Start) -> None:
+    with FakeSidecar(short_dir) as sidecar:
+        sidecar.stop()
+        process = start("replay", sidecar)
+        assert process.stderr is not None
+        assert "not attached" in process.stderr.readline()
+        process.terminate()
+        assert process.wait(WAIT_S) == 0
+        assert sidecar.directory.names() == []
+
+
+def test_refused_engine_exits_with_1_and_the_sidecars_sentence(
+    short_dir: Path, start: Start
+) -> None:
+    refusal = (grpc.StatusCode.FAILED_PRECONDITION, "mount the same volume into both")
+    with FakeSidecar(short_dir, refuse=refusal) as sidecar:
+        process = start("replay", sidecar)
+        out, err = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, out) == (1, "")
+    assert err == "error: mount the same volume into both\n"
+
+
+def test_crash_of_a_script_is_a_lost_writer(sidecar: FakeSidecar, start: Start) -> None:
+    process = start("replay", sidecar)
+    attachment = sidecar.attached()
+    script = {"tokens": ["61", "62", "63"], "crash_after": 2}
+    stream_id, _ = sidecar.submit(attachment, prompt="replay:" + json.dumps(script))
+    reader = sidecar.log(stream_id)
+    assert process.wait(WAIT_S) == 70
+    eventually(reader.writer_gone)
+    assert reader.progress() == (2, None)
+    assert reader.read(0, 10) == b"ab"
+    reader.close()
+
+
+def test_model_that_is_no_model_is_one_line(
+    sidecar: FakeSidecar, start: Start, short_dir: Path
+) -> None:
+    wrong = short_dir / "wrong.gguf"
+    wrong.write_bytes(b"no model" * 1000)
+    process = start("llamacpp", sidecar, "--model-path", str(wrong))
+    out, err = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, out) == (1, "")
+    assert err.startswith(f"error: cannot load the model {wrong}")
+    assert err.count("\n") == 1
+
+
+def test_llamacpp_serves_and_ends_on_a_signal(sidecar: FakeSidecar, start: Start) -> None:
+    process = start("llamacpp", sidecar, "--name", "me", "--threads", "1")
+    assert ready_line(process) == "rrpa engine ready name=me models=gemma-3-270m"
+    attachment = sidecar.attached()
+    assert attachment.hello.capacity == 4
+    stream_id, _ = sidecar.submit(attachment, prompt="Once upon a time", max_tokens=500)
+    reader = sidecar.log(stream_id)
+    eventually(lambda: reader.progress()[0] > 0)
+    process.terminate()
+    err = process.communicate(timeout=WAIT_S)[1]
+    assert process.returncode == 0
+    assert [line for line in err.splitlines() if "attached to" not in line] == []
+    assert sidecar.directory.names() == []
+    reader.close()
+
+
+def test_signal_that_came_while_a_model_loaded_is_kept() -> None:
+    code = (
+        "import os, signal, time\n"
+        "from rrpa_sidecar.engine.host import StopSignals\n"
+        "signals = StopSignals()\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "while not signals.raised: time.sleep(0.001)\n"
+        "signals.call(lambda: print('stopped'))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=WAIT_S)
+    assert (done.returncode, done.stdout) == (0, b"stopped\n")
