@@ -20,6 +20,8 @@ class FakeBroker:
 
     def __init__(self) -> None:
         self.busy = False
+        self.hurried = False
+        self.moves = False
         self.on_busy = None
         self.scans = 0
         self.sweeps = 0
@@ -30,11 +32,12 @@ class FakeBroker:
         self.scans += 1
         self.called.set()
 
-    def sweep(self) -> None:
+    def sweep(self) -> bool:
         self.sweeps += 1
         if self.sweeps == self.rests_after:
             self.busy = False
         self.called.set()
+        return self.moves
 
     async def next_call(self) -> None:
         async with asyncio.timeout(5):
@@ -136,3 +139,55 @@ async def test_closed_pump_does_nothing_any_more_and_leaves_the_bell_open(bell, 
     assert (broker.scans, broker.sweeps) == (0, 0)
     assert bell.drain()
     ringer.close()
+
+
+class FakeLoop:
+    """A loop whose timers are told, and whose time the test sets."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.due: list[float] = []
+
+    def time(self) -> float:
+        return self.now_s
+
+    def call_at(self, when: float, callback: object) -> FakeTimer:
+        self.due.append(round(when - self.now_s, 9))
+        return FakeTimer(when)
+
+
+class FakeTimer:
+    def __init__(self, when: float) -> None:
+        self._when = when
+
+    def when(self) -> float:
+        return self._when
+
+    def cancel(self) -> None:
+        pass
+
+
+async def test_sweeps_grow_rarer_while_nothing_moves_and_come_back_at_once(bell, broker):
+    pump = Pump(broker, bell, 0.05)
+    pump._loop = loop = FakeLoop()
+    broker.busy = True
+    pump._arm()
+    for _ in range(4):
+        pump._sweep()
+    assert loop.due == [0.05, 0.1, 0.2, 0.2, 0.2]
+    broker.moves = True
+    pump._sweep()
+    assert loop.due[-1] == 0.05
+
+
+async def test_sweep_that_is_far_off_is_brought_forward_when_somebody_waits_for_it(bell, broker):
+    pump = Pump(broker, bell, 0.05)
+    pump._loop = loop = FakeLoop()
+    broker.busy = True
+    for _ in range(3):
+        pump._sweep()
+    pump._arm()
+    assert loop.due == [0.1, 0.2, 0.2]  # one is on its way, soon enough
+    broker.hurried = True
+    pump._arm()
+    assert loop.due[-1] == 0.05

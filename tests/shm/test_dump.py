@@ -48,11 +48,12 @@ def test_a_log_is_told_live_lost_and_final(
 
 def test_a_table_is_told(plain: PlainDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     table = TableWriter.create(plain, "0" * 32, 9, bytes(16))
+    table.begin(7)
     table.set(7, 99, True)
     code, out, _ = said(capsys, f"{plain.path}/rrpa_table_{'0' * 32}")
     assert code == 0
     assert "1 of 9 are not zero" in out
-    assert "7 99 bytes, ended" in out
+    assert "7 log 1 of this slot: 99 bytes, ended" in out
     table.close()
 
 

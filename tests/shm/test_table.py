@@ -49,7 +49,7 @@ def test_a_log_moves_its_slot_and_an_empty_answer_does_too(
     table = TableWriter.create(directory, ids.new(), 4, NONCE)
     seen = open_table(directory, table)
     first = writer(directory, ids.new(), table=table, slot=2)
-    assert seen.poll() == []
+    assert seen.poll() == [2]
     first.write(b"")
     assert seen.poll() == []
     first.write(b"ab")
@@ -64,6 +64,27 @@ def test_a_log_moves_its_slot_and_an_empty_answer_does_too(
     second.finish(End())
     assert seen.poll() == [2]
     assert seen.word(2) == (0, True)
+    # From birth to end without a poll in between, at the same length: seen all the same.
+    writer(directory, ids.new(), table=table, slot=2).finish(End())
+    assert seen.poll() == [2]
+    assert seen.word(2) == (0, True)
+    table.close()
+    seen.close()
+
+
+def test_turns_of_a_slot_wrap_and_leave_its_neighbours_alone(plain: PlainDirectory) -> None:
+    table = TableWriter.create(plain, "0" * 32, 2, NONCE)
+    seen = open_table(plain, table)
+    table.set(1, 9, True)
+    for _ in range(layout.WORD_TURNS + 1):
+        table.begin(0)
+    assert seen.poll() == [0, 1]
+    assert seen.word(0) == (0, False)
+    table.begin(0)
+    assert seen.poll() == [0]
+    assert seen.word(1) == (9, True)
+    with pytest.raises(StreamMisuse, match="of a table of 2"):
+        table.begin(2)
     table.close()
     seen.close()
 

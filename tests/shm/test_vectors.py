@@ -90,7 +90,7 @@ def check_table(plain: PlainDirectory) -> None:
     table = INDEX["table"]
     nonce = bytes.fromhex(table["nonce_hex"])
     seen = TableReader.open(plain, table["table_id"], slots=table["slots"], nonce=nonce)
-    words = {int(slot): tuple(word) for slot, word in table["words"].items()}
+    words = {int(slot): tuple(word[1:]) for slot, word in table["words"].items()}
     assert seen.poll() == sorted(words)
     assert {slot: seen.word(slot) for slot in words} == words
     seen.close()
@@ -140,7 +140,9 @@ def test_a_c_writer_made_from_the_page_writes_the_same_table(
     c_writer: str, plain: PlainDirectory
 ) -> None:
     table = INDEX["table"]
-    lines = [f"S {slot} {word[0]} {int(word[1])}" for slot, word in table["words"].items()]
+    lines = [
+        f"S {slot} {word[0]} {word[1]} {int(word[2])}" for slot, word in table["words"].items()
+    ]
     numbers = [str(table["slots"]), str(INDEX["clock_ns"])]
     run_c([c_writer, plain.path, table["table_id"], *numbers, table["nonce_hex"]], lines)
     check_table(plain)

@@ -1,12 +1,12 @@
 /* A log writer made from shm/FORMAT.md alone; it shares no code with the Python one.
  *
  * usage: writer DIR STREAM_ID STREAM_BYTES NOW_NS        (a log)
- *        writer DIR TABLE_ID SLOTS NOW_NS NONCE_HEX      (a table, then "S slot bytes ended")
+ *        writer DIR TABLE_ID SLOTS NOW_NS NONCE_HEX      (a table, then "S slot turn bytes ended")
  *
  * Commands on stdin, one a line; hex of nothing is "-":
  *   T hex                                        a token
  *   E code reason stop_hex|none prompt completion cached text_hex
- *   S slot bytes ended                           a word of the table
+ *   S slot turn bytes ended                      a word of the table
  * End of input: leave without an end.
  */
 #define _GNU_SOURCE
@@ -114,7 +114,7 @@ int main(int argc, char **argv) {
     uint64_t cursor = 0, tokens = 0;
     while (fgets(line, sizeof line, stdin)) {
         uint32_t code, reason, prompt, completion, cached;
-        uint64_t slot, committed;
+        uint64_t slot, turn, committed;
         unsigned ended;
         if (sscanf(line, "T %s", a) == 1) {
             size_t n = unhex(a, bytes);
@@ -143,8 +143,9 @@ int main(int argc, char **argv) {
             write_all(fd, end + END, END_STOP - END, END);      /* 12 */
             store(map, 144, 1);                                 /* 13 */
             break;
-        } else if (sscanf(line, "S %" SCNu64 " %" SCNu64 " %u", &slot, &committed, &ended) == 3) {
-            store(map, slot * 8, committed << 1 | ended);
+        } else if (sscanf(line, "S %" SCNu64 " %" SCNu64 " %" SCNu64 " %u", &slot, &turn, &committed,
+                          &ended) == 4) {
+            store(map, slot * 8, turn << 48 | committed << 1 | ended);
         } else {
             return 2;
         }

@@ -150,12 +150,17 @@ def write_vector(vector: Vector, directory: PlainDirectory) -> Path:
     return path
 
 
+WORDS = {0: (1, 5, False), 3: (2, 0, True), 11: (layout.WORD_TURNS - 1, (1 << 47) - 1, True)}
+"""Slot → (turn, committed_bytes, ended)."""
+
+
 def write_table(directory: PlainDirectory) -> Path:
     """Write the table vector; return its path."""
     table = TableWriter.create(directory, TABLE_ID, SLOTS, NONCE, clock=FixedClock())
-    table.set(0, 5, False)
-    table.set(3, 0, True)
-    table.set(11, (1 << 63) - 1, True)
+    for slot, (turn, committed_bytes, ended) in WORDS.items():
+        for _ in range(turn):
+            table.begin(slot)
+        table.set(slot, committed_bytes, ended)
     table.close()
     return Path(directory.path, layout.table_name(TABLE_ID))
 
@@ -215,7 +220,7 @@ def generate(into: Path) -> None:
             "slots": SLOTS,
             "nonce_hex": NONCE.hex(),
             "file_bytes": layout.table_bytes(SLOTS),
-            "words": {"0": [5, False], "3": [0, True], "11": [(1 << 63) - 1, True]},
+            "words": {str(slot): list(word) for slot, word in WORDS.items()},
         },
         "logs": [record(vector) for vector in VECTORS],
     }

@@ -69,7 +69,8 @@ def ask(channel: grpc.Channel, request: CreateStreamRequest) -> Seen:
     """Send `request`, write the answer to stdout as it comes, return what was seen."""
     grpc.channel_ready_future(channel).result(CONNECT_TIMEOUT_S)
     seen = Seen(time.monotonic())
-    call = RRPAServiceStub(channel).CreateStream(request, timeout=CALL_TIMEOUT_S)
+    stub = RRPAServiceStub(channel)  # type: ignore[no-untyped-call]  # generated
+    call = stub.CreateStream(request, timeout=CALL_TIMEOUT_S)
     try:
         for frame in call:
             if frame.data:

@@ -131,6 +131,7 @@ class Broker:
         # An end that nobody has read yet needs no Cancel, and must not get one.
         self._watch.look_for_end(stream)
         self._advance(stream, Step.LEAVE)
+        self._tell_busy()
 
     def models(self) -> list[ModelInfo]:
         """Return the models that can be asked for now, sorted by name."""
@@ -148,33 +149,47 @@ class Broker:
 
     # --- For the pump ---------------------------------------------------------------------
 
-    def scan(self) -> None:
-        """Find the streams that moved, and wake their front ends. One read per engine."""
+    def scan(self) -> bool:
+        """Find the streams that moved, and wake their front ends. One read per engine.
+
+        Returns whether any moved.
+        """
+        news = False
         for engine in self._engines.all():
             try:
                 moved = engine.table.poll()
             except CorruptLog as error:
                 self._expel(engine, error)
                 continue
+            news = news or bool(moved)
             for slot in moved:
                 stream = engine.streams.get(slot)
                 if stream is not None:
                     self._watch.moved(stream)
-        self._watch.turn_scan()
+        return news
 
-    def sweep(self) -> None:
-        """Scan, and do all that no bell announces: deadlines, lost engines, slow clients."""
-        self.scan()
+    def sweep(self) -> bool:
+        """Scan, and do all that no bell announces: deadlines, lost engines, slow clients.
+
+        Returns whether any stream had moved.
+        """
+        moved = self.scan()
         now_ns = self._clock.now_ns()
         for stream in self._still_waiting(self._queue.late(now_ns)):
             self._refuse_late(stream)
-        self._watch.turn_sweep()
+        self._watch.turn()
         self._leftovers.sweep(now_ns)
+        return moved
 
     @property
     def busy(self) -> bool:
         """Whether sweeps are needed: streams live, or files wait for their removal."""
         return bool(self._streams) or len(self._leftovers) > 0
+
+    @property
+    def hurried(self) -> bool:
+        """Whether the next sweep should come soon: somebody waits for what it will find."""
+        return self._watch.hurried or len(self._queue) > 0 or len(self._leftovers) > 0
 
     # --- For the engines' service ---------------------------------------------------------
 

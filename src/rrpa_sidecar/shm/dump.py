@@ -87,7 +87,10 @@ def _table(fd: int, path: str, header: bytes) -> Iterator[str]:
     words = struct.unpack(f"<{slots}Q", read_exactly(fd, slots * 8, layout.HEADER_BYTES, path))
     used = [(slot, word) for slot, word in enumerate(words) if word]
     yield f"words  {len(used)} of {slots} are not zero"
-    yield from (f"{s:6} {w >> 1} bytes{', ended' if w & 1 else ''}" for s, w in used)
+    for slot, word in used:
+        turn, ended = word >> layout.WORD_TURN_SHIFT, ", ended" if word & 1 else ""
+        committed_bytes = word >> 1 & layout.WORD_COMMITTED_MASK
+        yield f"{slot:6} log {turn} of this slot: {committed_bytes} bytes{ended}"
 
 
 def _end(end: End) -> str:

@@ -31,6 +31,9 @@ TABLE_MAGIC: Final = b"RRPATAB\0"
 STATE_OPEN: Final = 0
 STATE_FINAL: Final = 1
 FLAG_STOP_SEQUENCE: Final = 1
+WORD_TURN_SHIFT: Final = 48
+WORD_TURNS: Final = 1 << 16
+WORD_COMMITTED_MASK: Final = (1 << 47) - 1
 U32_MAX: Final = (1 << 32) - 1
 U64_MAX: Final = (1 << 64) - 1
 

@@ -1,6 +1,8 @@
 """An engine's table: the cursors of all its logs side by side, so that one read finds the movers.
 
-A word is committed_bytes << 1 | ended. Words are a hint; each log's header is the truth.
+A word is turn << 48 | committed_bytes << 1 | ended, where `turn` counts the logs that had the
+slot. Without it, a short answer that ends where the one before it in its slot ended would leave
+the word as it was, and nobody would look. Words are a hint; each log's header is the truth.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ class TableWriter:
         self.slots = slots
         self._lease = lease
         self._words = lease.words
+        self._turns = [0] * slots
 
     @classmethod
     def create(
@@ -77,16 +80,26 @@ class TableWriter:
         lease = bear(directory, name, size, head, layout.HEADER_BYTES, size - layout.HEADER_BYTES)
         return cls(lease, table_id, slots)
 
+    def begin(self, slot: int) -> None:
+        """Say that `slot` belongs to a new log. After `close`: nothing happens.
+
+        Raises:
+          StreamMisuse: there is no such slot.
+        """
+        self._check(slot)
+        self._turns[slot] = (self._turns[slot] + 1) % layout.WORD_TURNS
+        self.set(slot, 0, False)
+
     def set(self, slot: int, committed_bytes: int, ended: bool) -> None:
         """Say how far the log in `slot` is. After `close`: nothing happens.
 
         Raises:
           StreamMisuse: there is no such slot.
         """
-        if not 0 <= slot < self.slots:
-            raise StreamMisuse(f"slot {slot} of a table of {self.slots}")
+        self._check(slot)
         if self._lease.fd >= 0:
-            self._words[slot] = committed_bytes << 1 | ended
+            turn = self._turns[slot] << layout.WORD_TURN_SHIFT
+            self._words[slot] = turn | committed_bytes << 1 | ended
 
     def close(self) -> None:
         """Drop the lease. Idempotent."""
@@ -98,6 +111,10 @@ class TableWriter:
     def unlink(self) -> None:
         """Remove the file. A missing file is fine."""
         self._lease.unlink()
+
+    def _check(self, slot: int) -> None:
+        if not 0 <= slot < self.slots:
+            raise StreamMisuse(f"slot {slot} of a table of {self.slots}")
 
 
 class TableReader:
@@ -142,7 +159,8 @@ class TableReader:
     def poll(self) -> list[int]:
         """Return the slots whose word changed since the last poll, ascending; never waits.
 
-        A word that changed and changed back is not reported; no live log does that.
+        A word that changed and changed back is not reported; a slot would need 65,536 logs
+        between two polls for that.
 
         Raises:
           CorruptLog: the file became shorter.
@@ -165,7 +183,7 @@ class TableReader:
     def word(self, slot: int) -> tuple[int, bool]:
         """Return (committed_bytes, ended) of `slot` as the last poll saw it."""
         word = struct.unpack_from("<Q", self._last, slot * 8)[0]
-        return word >> 1, bool(word & 1)
+        return word >> 1 & layout.WORD_COMMITTED_MASK, bool(word & 1)
 
     def writer_gone(self) -> bool:
         """Whether nobody holds the table's lease: the engine's process is gone."""

@@ -84,7 +84,7 @@ class LogWriter:
         """Create the log `rrpa_<stream_id>`, locked from its first moment.
 
         stream_bytes: size of the file, header included.
-        table, slot: where to say that this log moved; the slot begins at 0.
+        table, slot: where to say that this log moved; the slot is this log's from now on.
 
         Raises:
           ShmFull: no room; nothing is left behind.
@@ -97,7 +97,7 @@ class LogWriter:
         lease = bear(directory, name, stream_bytes, header)
         writer = cls(lease, stream_id, stream_bytes, table, slot, clock)
         if table is not None:
-            table.set(slot, 0, False)
+            table.begin(slot)
         return writer
 
     def write(self, token: bytes) -> int:
