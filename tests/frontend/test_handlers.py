@@ -361,6 +361,48 @@ async def test_end_all_ends_open_calls_with_what_they_have(front: Front) -> None
     assert front.handlers.open_calls == 0
 
 
+async def test_a_call_counts_as_open_and_can_be_ended_while_its_acceptance_is_being_sent(
+    front: Front,
+) -> None:
+    sending, sent = asyncio.Event(), asyncio.Event()
+
+    async def slowly(metadata: object) -> None:
+        sending.set()
+        await sent.wait()
+
+    class Context:
+        """A caller without deadline whose connection takes nothing yet."""
+
+        code = details = trailing = None
+        send_initial_metadata = staticmethod(slowly)
+
+        def invocation_metadata(self) -> tuple[()]:
+            return ()
+
+        def time_remaining(self) -> None:
+            return None
+
+        def set_code(self, code: grpc.StatusCode) -> None:
+            self.code = code
+
+        def set_details(self, details: str) -> None:
+            self.details = details
+
+        def set_trailing_metadata(self, metadata: object) -> None:
+            self.trailing = metadata
+
+    context = Context()
+    serving = asyncio.create_task(front.handlers.create_stream(b"", context))  # type: ignore[arg-type]
+    await sending.wait()
+    assert front.handlers.open_calls == 1, "a drain that begins now would not wait for it"
+    front.handlers.end_all(errors.Draining("the sidecar stopped"))
+    sent.set()
+    await serving
+    assert context.code is grpc.StatusCode.UNAVAILABLE
+    assert [stream.left for stream in front.broker.streams] == [1]
+    assert front.handlers.open_calls == 0
+
+
 async def test_a_client_that_does_not_read_holds_back_only_its_own_stream(front: Front) -> None:
     # On connections of their own: within one, HTTP/2 has a window that all its calls share.
     slow, fast = front.stream(), await front.stream_of_another_connection()

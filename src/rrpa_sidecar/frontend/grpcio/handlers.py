@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -30,7 +29,6 @@ log = logging.getLogger(__name__)
 GRPC_CODES = {Code(code.value[0]): code for code in grpc.StatusCode}
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Method = Callable[[bytes, Context], Awaitable[Any]]
 
 FLUSH_S = 0.01
 """Time for gRPC's core to put the last bytes of a stream on the wire; it offers no flush."""
@@ -45,7 +43,7 @@ class RRPAHandlers:
         self._broker = broker
         self._metrics = metrics
         self._clock = clock
-        self._open: dict[Call, Callable[[RRPAError], None]] = {}
+        self._open: dict[Call, _News] = {}
 
     @property
     def open_calls(self) -> int:
@@ -54,8 +52,8 @@ class RRPAHandlers:
 
     def end_all(self, error: RRPAError) -> None:
         """End every open call with `error`, as soon as its connection takes the status."""
-        for end in list(self._open.values()):
-            end(error)
+        for news in list(self._open.values()):
+            news.end(error)
 
     async def create_stream(self, request: bytes, context: Context) -> None:
         """Serve CreateStream."""
@@ -115,9 +113,12 @@ class RRPAHandlers:
             stream = self._broker.open(request, call.labels, context.time_remaining())
         except Exception as error:  # noqa: BLE001 - all of them become a status
             return error
+        # Before the first await: a drain that begins during it has to know of this call.
+        news = self._open[call] = _News()
+        stream.waker = news.set
         try:
             await context.send_initial_metadata(call.accepted(stream))
-            failure = await self._pump(call, stream, context, frames)
+            failure = await self._pump(call, stream, context, frames, news)
             if failure is not None and (last := frames.broken()) is not None:
                 # In one HTTP/2 frame with the last bytes it would take them along.
                 await asyncio.sleep(FLUSH_S)
@@ -133,22 +134,11 @@ class RRPAHandlers:
             stream.leave()
 
     async def _pump(
-        self, call: Call, stream: LiveStream, context: Context, frames: Frames
+        self, call: Call, stream: LiveStream, context: Context, frames: Frames, news: _News
     ) -> Exception | None:
-        news = asyncio.Event()
-        forced: list[RRPAError] = []
-
-        def end(error: RRPAError) -> None:
-            forced.append(error)
-            news.set()
-
-        self._open[call] = end
-        stream.waker = news.set
-        while True:
+        while news.error is None:
             news.clear()  # before the poll: what comes after it sets the event again
-            event = None if forced else stream.poll()
-            if forced:
-                return forced[0]
+            event = stream.poll()
             if event is None:
                 await news.wait()
             elif isinstance(event, Data):
@@ -161,10 +151,23 @@ class RRPAHandlers:
                 if last is not None:
                     await context.write(last)
                 return None
+        return news.error
 
     def _deadline_ns(self, context: Context) -> int | None:
         left_s = context.time_remaining()
         return None if left_s is None else self._clock.now_ns() + int(left_s * 1e9)
+
+
+class _News(asyncio.Event):
+    """Set when a call has something to do: its stream moved, or `error` has to end it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.error: RRPAError | None = None
+
+    def end(self, error: RRPAError) -> None:
+        self.error = error
+        self.set()
 
 
 def _parse_nothing(request: bytes) -> None:
