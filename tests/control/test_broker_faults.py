@@ -18,6 +18,7 @@ from rrpa_sidecar.shm.end import End
 from rrpa_sidecar.status import status_of
 from rrpa_sidecar.stream.events import Data, Finished
 from tests.control.engine import STREAM_BYTES, assert_at_rest, failure, read_all, streams_in
+from tests.harness.limits import too_many_open_files
 
 # --- Engines that fail --------------------------------------------------------------------
 
@@ -275,6 +276,38 @@ def test_log_of_another_user_than_its_table_is_corrupt(broker, cast, shm):
     os.chown(f"{shm.path}/rrpa_{stream.stream_id}", 12345, -1)
     broker.scan()
     assert isinstance(failure(stream.poll()), CorruptLog)
+
+
+def test_stream_waits_unharmed_while_too_many_files_are_open(broker, cast, caplog):
+    engine = cast.engine()
+    stream = cast.open()
+    engine.begin(stream.stream_id).write(b"all of it")
+    with too_many_open_files():
+        for _ in range(3):
+            engine.write(stream, b".")
+            broker.sweep()
+        assert stream.poll() is None
+    engine.finish(stream)
+    got, last = read_all(stream)
+    assert got == b"all of it..."
+    assert isinstance(last, Finished)
+    assert caplog.text.count("ulimit -n") == 1
+    assert engine.cancelled == []
+    stream.leave()
+    assert_at_rest(broker)
+
+
+def test_file_that_could_not_be_opened_is_removed_later(broker, cast, shm, clock):
+    engine = cast.engine()
+    stream = cast.open()
+    engine.finish(stream)
+    assert isinstance(stream.poll(), Finished)
+    with too_many_open_files():
+        stream.leave()
+    clock.jump_s(1)
+    broker.sweep()
+    assert streams_in(shm) == []
+    assert_at_rest(broker)
 
 
 def test_engine_that_shortens_its_table_is_expelled_alone(broker, cast, shm):

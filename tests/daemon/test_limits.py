@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 
 import grpc
@@ -69,6 +70,16 @@ def test_the_limit_is_a_setting() -> None:
         call = held.call(request_of(1024))
         held.job().finish("stop")
         assert list(call)
+
+
+def test_daemon_may_open_as_many_files_as_its_hard_limit_says() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, hard), hard))
+    try:
+        with Daemon() as daemon:
+            assert resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_calls_above_all_limits_are_refused_by_us_and_not_by_http2() -> None:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from rrpa_sidecar.errors import CorruptLog, SegmentMissing
+from rrpa_sidecar.errors import CapacityExhausted, CorruptLog, SegmentMissing
 from rrpa_sidecar.shm import layout
 from rrpa_sidecar.shm.directory import PlainDirectory, SegmentDirectory
 from rrpa_sidecar.shm.end import End
 from rrpa_sidecar.shm.reader import LogReader
 from rrpa_sidecar.shm.writer import LogWriter
+from tests.harness.limits import too_many_open_files
 from tests.shm.support import SMALL, Ids, path_of, poke, poke_cursor, reader, writer
 
 CAPACITY = SMALL - layout.HEADER_BYTES
@@ -31,6 +32,16 @@ def made(plain: PlainDirectory) -> Iterator[LogWriter]:
 def test_a_missing_log_is_missing(directory: SegmentDirectory, ids: Ids) -> None:
     with pytest.raises(SegmentMissing):
         reader(directory, ids.new())
+
+
+def test_with_too_many_open_files_a_log_is_not_called_corrupt(
+    directory: SegmentDirectory, ids: Ids
+) -> None:
+    made = writer(directory, ids.new())
+    made.close()
+    with too_many_open_files(), pytest.raises(CapacityExhausted, match="Too many open files"):
+        reader(directory, made.stream_id)
+    reader(directory, made.stream_id).close()
 
 
 @pytest.mark.parametrize("kind", ["symlink", "dangling", "fifo", "directory"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from rrpa_sidecar.shm.directory import PlainDirectory, SegmentDirectory
 from rrpa_sidecar.shm.end import End
 from rrpa_sidecar.shm.reclaim import Reclaim, reclaim
 from rrpa_sidecar.shm.table import TableWriter
+from tests.harness.limits import too_many_open_files
 from tests.shm.support import Ids, exit_of, fork, path_of, poke, reader, writer
 
 
@@ -38,6 +40,18 @@ def test_a_finished_log_is_removed_and_its_reader_reads_on(
     assert read.progress() == (9, End())
     assert read.read(0, 99) == b"all of it"
     read.close()
+
+
+def test_with_too_many_open_files_nothing_is_said_about_a_file(
+    directory: SegmentDirectory, ids: Ids
+) -> None:
+    made = writer(directory, ids.new())
+    made.finish(End())
+    name = layout.log_name(made.stream_id)
+    with too_many_open_files(), pytest.raises(OSError, match="Too many open files") as caught:
+        reclaim(directory, name)
+    assert caught.value.errno == errno.EMFILE
+    assert reclaim(directory, name) is Reclaim.REMOVED
 
 
 def test_a_table_is_reclaimed_like_a_log(directory: SegmentDirectory, ids: Ids) -> None:

@@ -37,6 +37,7 @@ def check_hello(hello: Hello, directory: SegmentDirectory) -> Offer:
     Raises:
       InvalidRequest: a field is not what engine.proto asks for.
       AttachRefused: another format, another machine, or other shared memory.
+      CapacityExhausted: the sidecar has too many files open.
     """
     _check_fields(hello)
     if hello.format_version != layout.VERSION:

@@ -55,7 +55,7 @@ class Leftovers:
     def _try(self, leftover: _Leftover) -> bool:
         try:
             outcome = reclaim(self._directory, leftover.name)
-        except OSError as exc:  # out of descriptors, say: the file will still be there later
+        except OSError as exc:  # too many files are open; this one will still be there later
             log.warning("cannot remove %s yet: %s", leftover.name, exc.strerror)
             outcome = Reclaim.HELD
         if outcome is Reclaim.HELD:

@@ -9,7 +9,7 @@ from rrpa_sidecar.clock import Clock
 from rrpa_sidecar.control.lifecycle import State, Step
 from rrpa_sidecar.control.live import LiveStream
 from rrpa_sidecar.control.rotation import Rotation
-from rrpa_sidecar.errors import CorruptLog, EngineLost, SegmentMissing
+from rrpa_sidecar.errors import CapacityExhausted, CorruptLog, EngineLost, SegmentMissing
 from rrpa_sidecar.shm import layout
 from rrpa_sidecar.shm.directory import SegmentDirectory
 from rrpa_sidecar.shm.reader import LogReader
@@ -47,6 +47,8 @@ class Watch:
         self._lost_after_ns = lost_after_ns
         self._clock = clock
         self._advance = advance
+        self._starving = False
+        """Too many files are open, and the log says so already."""
         self._unread: dict[LiveStream, None] = {}
         self._urgent: Rotation[LiveStream] = Rotation()
         self._quiet: Rotation[LiveStream] = Rotation()
@@ -126,10 +128,16 @@ class Watch:
             )
         except SegmentMissing:
             return False
+        except CapacityExhausted as error:  # its bytes wait in the log, and nothing is lost
+            if not self._starving:
+                log.error("streams wait unread: %s", error)
+            self._starving = True
+            return False
         except CorruptLog as error:
             self._break(stream, error)
             stream.fail(error)
             return True
+        self._starving = False
         stream.reader = StreamReader(stream.log)
         self._advance(stream, Step.LOG_SEEN)
         self._refresh(stream)
@@ -158,7 +166,11 @@ class Watch:
 
     def _look_for_writer(self, stream: LiveStream) -> bool:
         """See whether the writer of a corrupt log is gone; if so, so is the file."""
-        if reclaim(self._directory, layout.log_name(stream.stream_id)) is Reclaim.HELD:
+        try:
+            outcome = reclaim(self._directory, layout.log_name(stream.stream_id))
+        except OSError:  # too many files are open
+            return False
+        if outcome is Reclaim.HELD:
             return False
         self._advance(stream, Step.WRITER_GONE)
         return True

@@ -19,6 +19,7 @@ from rrpa_sidecar.shm import layout
 POSIX_PATH = "/dev/shm"
 """Where shm_open puts segments, by glibc and musl alike."""
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ class SegmentDirectory(Protocol):
     def open(self, name: str, *, write: bool = False) -> int:
         """Return a descriptor of the regular file `name`.
 
-        Raises: SegmentMissing, CorruptLog (not a regular file), PermissionError.
+        Raises: SegmentMissing, CorruptLog (not a regular file), PermissionError, OSError
+          (`NO_DESCRIPTORS`: the process or the machine has too many files open).
         """
         ...
 
@@ -203,7 +205,7 @@ class PosixDirectory(PlainDirectory):
             raise PermissionError(errno.EACCES, "may not create a segment", name) from exc
         except OSError as exc:
             self._raise_full(exc, size)
-            raise
+            raise _numbered(exc, name) from exc
         fd: int = segment.fd
         os.fchmod(fd, mode)
         return fd
@@ -217,6 +219,8 @@ class PosixDirectory(PlainDirectory):
             raise SegmentMissing(f"{self._at(name)} does not exist") from exc
         except self._ipc.PermissionsError as exc:
             raise PermissionError(errno.EACCES, "may not open the segment", name) from exc
+        except OSError as exc:
+            raise _numbered(exc, name) from exc
         return fd
 
     def unlink(self, name: str) -> None:
@@ -236,6 +240,13 @@ def shm_full(directory: SegmentDirectory, wanted: int) -> ShmFull:
         f"shared memory {directory.path} is full: {space.free_bytes} of {space.total_bytes} bytes"
         f" free, {wanted} wanted; make the volume larger or the streams fewer (--shm-bytes)"
     )
+
+
+def _numbered(exc: OSError, name: str) -> OSError:
+    """Return `exc` with a number: posix_ipc 1.2 gives none when too many files are open."""
+    if exc.errno is not None:
+        return exc
+    return OSError(errno.EMFILE, os.strerror(errno.EMFILE), name)
 
 
 def _boot_id() -> str:

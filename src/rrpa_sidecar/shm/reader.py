@@ -64,6 +64,7 @@ class LogReader:
         Raises:
           SegmentMissing: it does not exist (yet).
           CorruptLog: not a regular file, links, size, owner, magic, version, checksum, id.
+          CapacityExhausted: too many files are open; try again later.
         """
         name = layout.log_name(stream_id)
         fd = open_segment(directory, name, stream_bytes, owner)

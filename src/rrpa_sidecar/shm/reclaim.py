@@ -9,7 +9,7 @@ from enum import Enum, auto
 
 from rrpa_sidecar.errors import CorruptLog, SegmentMissing
 from rrpa_sidecar.shm import layout
-from rrpa_sidecar.shm.directory import SegmentDirectory
+from rrpa_sidecar.shm.directory import NO_DESCRIPTORS, SegmentDirectory
 
 
 class Reclaim(Enum):
@@ -32,6 +32,9 @@ def reclaim(directory: SegmentDirectory, name: str) -> Reclaim:
     enough ago is the caller's to know (--shm-timeout). Never truncates: readers keep what
     they have open.
 
+    Raises:
+      OSError: too many files are open; try again later.
+
     Source: FORMAT.md, "Reclaim".
     """
     if not layout.is_name(name):
@@ -44,7 +47,9 @@ def reclaim(directory: SegmentDirectory, name: str) -> Reclaim:
         return Reclaim.FOREIGN
     except PermissionError:
         return Reclaim.DENIED
-    except OSError:
+    except OSError as exc:
+        if exc.errno in NO_DESCRIPTORS:
+            raise  # it says nothing about the file: as FOREIGN it would stay for ever
         return Reclaim.FOREIGN
     try:
         return _reclaim_open(directory, name, fd)

@@ -8,9 +8,9 @@ import stat
 import struct
 import zlib
 
-from rrpa_sidecar.errors import CorruptLog, SegmentMissing
+from rrpa_sidecar.errors import CapacityExhausted, CorruptLog, SegmentMissing
 from rrpa_sidecar.shm import layout
-from rrpa_sidecar.shm.directory import SegmentDirectory
+from rrpa_sidecar.shm.directory import NO_DESCRIPTORS, SegmentDirectory
 
 _BIRTH = struct.Struct("<8sIIQ16s")
 
@@ -25,10 +25,15 @@ def open_segment(
     Raises:
       SegmentMissing: it does not exist.
       CorruptLog: it is something else than that.
+      CapacityExhausted: too many files are open; it may be all right.
     """
     try:
         fd = directory.open(name)
     except OSError as exc:  # a link (ELOOP), no permission
+        if exc.errno in NO_DESCRIPTORS:
+            raise CapacityExhausted(
+                f"{name} cannot be opened now: {exc.strerror}; raise the limit (ulimit -n)"
+            ) from exc
         raise CorruptLog(f"{name} cannot be opened: {exc.strerror}") from exc
     found = os.fstat(fd)
     if found.st_nlink == 0:
@@ -81,7 +86,8 @@ def check_birth(header: bytes, magic: bytes, segment_id: str, size: int, name: s
     ):
         fault = "has a wrong header checksum"
     elif header_bytes != layout.HEADER_BYTES or file_bytes != size:
-        fault = f"says header {header_bytes} and size {file_bytes}, expected 65536 and {size}"
+        expected = f"{layout.HEADER_BYTES} and {size}"
+        fault = f"says header {header_bytes} and size {file_bytes}, expected {expected}"
     elif found_id.hex() != segment_id:
         fault = f"holds id {found_id.hex()}"
     else:

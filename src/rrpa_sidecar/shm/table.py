@@ -137,6 +137,7 @@ class TableReader:
         Raises:
           SegmentMissing: there is none in this directory.
           CorruptLog: it breaks a rule of FORMAT.md, or slots or nonce differ.
+          CapacityExhausted: too many files are open; try again later.
         """
         name = layout.table_name(table_id)
         size = layout.table_bytes(slots)

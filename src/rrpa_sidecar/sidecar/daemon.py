@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import socket
 import time
 
@@ -48,8 +49,18 @@ def run(config: Config, started_s: float) -> None:
     Raises:
       StartupError: an address, a socket or the directory cannot be had.
     """
+    _allow_many_files()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(config, started_s))
+
+
+def _allow_many_files() -> None:
+    """Use all the descriptors that this process may have: each stream and each caller needs one.
+
+    The usual soft limit of 1,024 is there for programs that call select(2); we use epoll.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _serve(config: Config, started_s: float) -> None:
