@@ -189,7 +189,7 @@ class Broker:
     @property
     def hurried(self) -> bool:
         """Whether the next sweep should come soon: somebody waits for what it will find."""
-        return self._watch.hurried or len(self._queue) > 0 or len(self._leftovers) > 0
+        return self._watch.hurried or len(self._queue) > 0 or self._leftovers.hurried
 
     # --- For the engines' service ---------------------------------------------------------
 

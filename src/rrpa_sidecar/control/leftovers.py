@@ -13,11 +13,13 @@ from rrpa_sidecar.shm.reclaim import Reclaim, reclaim
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_NS = 20_000_000
+PATIENT_PAUSE_NS = 500_000_000
+"""From here on nobody expects the file to go soon; a rare sweep will find that it can."""
 LONGEST_PAUSE_NS = 5_000_000_000
 """A writer that keeps its lease is asked ever less often: each look costs some 20 µs."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Leftover:
     name: str
     on_done: Callable[[Reclaim], None]
@@ -31,10 +33,15 @@ class Leftovers:
     def __init__(self, directory: SegmentDirectory, clock: Clock) -> None:
         self._directory = directory
         self._clock = clock
-        self._waiting: list[_Leftover] = []
+        self._waiting: dict[_Leftover, None] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    @property
+    def hurried(self) -> bool:
+        """Whether one of them should be gone soon."""
+        return any(each.pause_ns < PATIENT_PAUSE_NS for each in self._waiting)
 
     def add(self, name: str, on_done: Callable[[Reclaim], None]) -> None:
         """Remove `name` now, or later if it is held; then call `on_done` with the outcome.
@@ -42,17 +49,16 @@ class Leftovers:
         on_done: gets every outcome but HELD, once; may be called before `add` returns.
         """
         leftover = _Leftover(name, on_done, due_ns=self._clock.now_ns())
-        if not self._try(leftover):
-            self._waiting.append(leftover)
+        self._waiting[leftover] = None
+        self._try(leftover)
 
     def sweep(self, now_ns: int) -> None:
         """Try those that are due."""
         due = [leftover for leftover in self._waiting if leftover.due_ns <= now_ns]
         for leftover in due:
-            if self._try(leftover):
-                self._waiting.remove(leftover)
+            self._try(leftover)
 
-    def _try(self, leftover: _Leftover) -> bool:
+    def _try(self, leftover: _Leftover) -> None:
         try:
             outcome = reclaim(self._directory, leftover.name)
         except OSError as exc:  # too many files are open; this one will still be there later
@@ -61,8 +67,8 @@ class Leftovers:
         if outcome is Reclaim.HELD:
             leftover.due_ns = self._clock.now_ns() + leftover.pause_ns
             leftover.pause_ns = min(2 * leftover.pause_ns, LONGEST_PAUSE_NS)
-            return False
+            return
         if outcome is Reclaim.FOREIGN:
             log.warning("%s is not a segment any more; left alone", leftover.name)
+        del self._waiting[leftover]  # first: `on_done` is owed once, even if it raises
         leftover.on_done(outcome)
-        return True
