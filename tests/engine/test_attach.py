@@ -14,8 +14,10 @@ import pytest
 import rrpa_sidecar.engine.engine as engine_module
 from rrpa_sidecar.engine import AttachRefused, Code, JobCancelled, attach
 from rrpa_sidecar.engine.backoff import FIRST_S, LONGEST_S, Backoff
-from rrpa_sidecar.errors import StartupError
+from rrpa_sidecar.engine.bell import StepBell
+from rrpa_sidecar.errors import ShmFull, StartupError, StreamMisuse
 from rrpa_sidecar.shm import layout
+from rrpa_sidecar.shm.table import TableWriter
 from tests.engine.conftest import AttachTo
 from tests.engine.fake_sidecar import FakeSidecar, eventually
 
@@ -98,6 +100,24 @@ def test_sidecar_that_cannot_now_is_asked_again(
         began = time.monotonic()
         assert engine.wait_serving(10)
         assert time.monotonic() - began < 5, "the wait must end when attached, not at its limit"
+
+
+@pytest.mark.parametrize("fault", [ShmFull("full"), StreamMisuse("removed"), OSError(24, "files")])
+def test_table_that_cannot_be_created_now_is_tried_again(
+    sidecar: FakeSidecar,
+    attach_to: AttachTo,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Exception,
+) -> None:
+    create, faults = TableWriter.create, [fault, fault]
+
+    def at_last(*args: object) -> TableWriter:
+        if faults:
+            raise faults.pop()
+        return create(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(TableWriter, "create", at_last)
+    assert attach_to(sidecar).wait_serving(10)
 
 
 def test_engine_may_start_before_the_sidecar(short_dir: Path) -> None:
@@ -265,6 +285,34 @@ def test_wait_returns_for_a_cancel_a_wake_and_when_time_is_up(
     engine.wake()
     assert engine.wait(5)
     assert not engine.wait(0)
+
+
+def test_bell_is_not_taken_away_from_a_thread_that_rings_it() -> None:
+    ringing, go_on, seen = threading.Event(), threading.Event(), []
+
+    class SlowRinger:
+        def ring(self) -> bool:
+            ringing.set()
+            go_on.wait(5)
+            seen.append("rang")
+            return True
+
+        def close(self) -> None:
+            seen.append("closed")
+
+    bell = StepBell()
+    bell.connect(SlowRinger())  # type: ignore[arg-type]
+    ringer = threading.Thread(target=bell.ring)
+    ringer.start()
+    assert ringing.wait(5)
+    detaching = threading.Thread(target=bell.connect, args=(None,))
+    detaching.start()
+    detaching.join(0.05)
+    go_on.set()
+    for thread in (ringer, detaching):
+        thread.join(5)
+    bell.ring()
+    assert seen == ["rang", "closed"]
 
 
 def test_backoff_doubles_is_spread_and_has_an_edge() -> None:

@@ -16,7 +16,7 @@ from rrpa_sidecar.engine.identity import Identity
 from rrpa_sidecar.engine.inbox import Inbox
 from rrpa_sidecar.engine.job import Job
 from rrpa_sidecar.engine.over import Cause
-from rrpa_sidecar.errors import AttachRefused, ShmFull
+from rrpa_sidecar.errors import AttachRefused, RRPAError
 from rrpa_sidecar.pb import engine_pb2
 from rrpa_sidecar.shm.directory import SegmentDirectory
 from rrpa_sidecar.shm.doorbell import Ringer
@@ -97,7 +97,7 @@ class Attacher:
         """
         try:
             connection = Connection(self._identity, self._directory, self._engine_socket)
-        except (ShmFull, OSError) as exc:
+        except (RRPAError, OSError) as exc:  # no room, no descriptor, a cleaner that was faster
             return str(exc)
         self._connection = connection
         try:
@@ -130,7 +130,7 @@ class Attacher:
     def _welcome(self, connection: Connection, welcome: engine_pb2.Welcome) -> None:
         connection.welcomed = True
         connection.stream_bytes = welcome.stream_bytes
-        self._bell.ringer = Ringer(welcome.doorbell_path)
+        self._bell.connect(Ringer(welcome.doorbell_path))
         self._backoff.reset()
         self._told = ""
         # Logs of an earlier attachment: whoever could read them is gone.
@@ -155,9 +155,7 @@ class Attacher:
     def _detach(self, connection: Connection) -> None:
         for job in list(connection.jobs.values()):
             job.cancel(Cause.SIDECAR_LOST)
-        ringer, self._bell.ringer = self._bell.ringer, None
-        if ringer is not None:
-            ringer.close()
+        self._bell.connect(None)
         connection.close()
         self._lost = [old for old in [*self._lost, connection] if old.jobs]
         self._connection = None

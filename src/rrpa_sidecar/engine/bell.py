@@ -15,17 +15,25 @@ class StepBell:
     """
 
     def __init__(self) -> None:
-        self.ringer: Ringer | None = None
+        self._ringer: Ringer | None = None
         self._lock = Lock()
         self._owner = 0
         self._due = False
 
+    def connect(self, ringer: Ringer | None) -> None:
+        """Ring `ringer` from now on and close the one before; None: there is no sidecar."""
+        with self._lock:  # no thread may be in the old one's `ring` meanwhile
+            if self._ringer is not None:
+                self._ringer.close()
+            self._ringer = ringer
+
     def ring(self) -> None:
         if self._owner and self._owner == get_ident():
             self._due = True
-        elif (ringer := self.ringer) is not None:
-            with self._lock:
-                ringer.ring()
+            return
+        with self._lock:
+            if self._ringer is not None:
+                self._ringer.ring()
 
     def __enter__(self) -> None:
         self._owner = get_ident()

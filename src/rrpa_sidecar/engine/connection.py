@@ -41,6 +41,7 @@ class Connection:
 
         Raises:
           ShmFull: no room for the table.
+          StreamMisuse: a cleaner removed it at birth, again and again.
         """
         self.directory = directory
         self.stream_bytes = layout.DEFAULT_STREAM_BYTES

@@ -130,7 +130,7 @@ class Job:
         Raises:
           ValueError: no such reason; the job is still open.
           StreamMisuse: the job has ended already.
-              JobOver: as `begin`.
+          JobOver: as `begin`.
         """
         number = reason_number(reason)
         if reason == "cancelled" and self.cancelled:
