@@ -41,9 +41,22 @@ ALLOWED: dict[str, set[str]] = {
 # Distribution modules that only some layers may use.
 RESTRICTED: dict[str, set[str]] = {
     "grpc": {"pb", "frontend", "control.attach_service", "engine", "client", "sidecar", "cli"},
-    "asyncio": {"frontend", "control", "sidecar", "client", "cli", "engine"},
-    "uvloop": {"sidecar", "cli"},
-    "click": {"cli", "config"},
+    # What a broker decides is pure; these three bring it together with the loop.
+    "asyncio": {
+        "frontend",
+        "control.attach_service",
+        "control.outbox",
+        "control.pump",
+        "sidecar",
+        "client",
+    },
+    "uvloop": {"sidecar"},
+    "click": {"cli"},
+    "google": {"pb", "control.requests", "frontend", "engine", "client", "edge"},
+    "posix_ipc": {"shm.directory"},
+    # The sidecar never maps what an engine can shorten; only a writer maps its own file.
+    "mmap": {"shm.lease"},
+    "psutil": {"sidecar"},
     "prometheus_client": {"metrics", "sidecar"},
     "cyllama": {"engine"},
     "yaml": {"edge"},
@@ -52,8 +65,12 @@ RESTRICTED: dict[str, set[str]] = {
     "subprocess": {"cli", "edge"},
     "multiprocessing": set(),
 }
-# `import rrpa_sidecar.engine` in a user's process must not bring the daemon's parts.
+# Distributions with several modules: the others count as the first.
 UNDER = {"grpc": ("grpc_health", "grpc_reflection")}
+
+
+# Interchangeable parts of a layer: the rest of the layer, and each other, know nothing of them.
+ADAPTERS = ("frontend.grpcio", "engine.replay", "engine.llamacpp")
 
 
 def imports_of(source: str, module: str, *, is_package: bool) -> Iterator[str]:
@@ -79,6 +96,10 @@ def layer_of(module: str) -> str:
     return stem if stem in ALLOWED and parts[1] not in ALLOWED else parts[1]
 
 
+def within(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
+
+
 def breaches(source: str, module: str, *, is_package: bool = False) -> list[str]:
     """Return a sentence for each import of `module` that the tables above forbid."""
     layer = layer_of(module)
@@ -90,6 +111,12 @@ def breaches(source: str, module: str, *, is_package: bool = False) -> list[str]
             target = layer_of(name)
             if target in ALLOWED and target != layer and target not in ALLOWED.get(layer, set()):
                 found.append(f"{module} ({layer}) may not import {name} ({target})")
+            for adapter in ADAPTERS:
+                inside = f"{PACKAGE}.{adapter}"
+                if adapter.split(".")[0] != layer or not within(name, inside):
+                    continue
+                if not within(module, inside):
+                    found.append(f"{module} may not import {name}: {adapter} can be left out")
             continue
         for restricted, users in RESTRICTED.items():
             if top != restricted and top not in UNDER.get(restricted, ()):
@@ -139,6 +166,30 @@ def test_every_module_belongs_to_a_layer_of_the_table() -> None:
         ("rrpa_sidecar.metrics", "import click"),
         ("rrpa_sidecar.control.pump", "import subprocess"),
         ("rrpa_sidecar.frontend.grpcio.health", "from multiprocessing import shared_memory"),
+        ("rrpa_sidecar.control.broker", "import asyncio"),
+        ("rrpa_sidecar.control.watch", "import grpc"),
+        ("rrpa_sidecar.stream.stream", "from google.protobuf import message"),
+        ("rrpa_sidecar.shm.reader", "import mmap"),
+        ("rrpa_sidecar.engine.files", "import posix_ipc"),
+        ("rrpa_sidecar.edge.render", "from rrpa_sidecar.frontend import metadata"),
+        ("rrpa_sidecar.edge.render", "from rrpa_sidecar.sidecar.daemon import run"),
+        ("rrpa_sidecar.edge.render", "from rrpa_sidecar.shm import layout"),
+        ("rrpa_sidecar.edge.render", "import grpc"),
+        ("rrpa_sidecar.cli.demo", "from rrpa_sidecar.control.broker import Broker"),
+        ("rrpa_sidecar.cli.demo", "from rrpa_sidecar.frontend.grpcio import server"),
+        ("rrpa_sidecar.cli.demo", "import yaml"),
+        ("rrpa_sidecar.sidecar.daemon", "from rrpa_sidecar.edge import render"),
+        ("rrpa_sidecar.sidecar.daemon", "from rrpa_sidecar.engine import attach"),
+        ("rrpa_sidecar.sidecar.daemon", "from rrpa_sidecar.cli import serve"),
+        ("rrpa_sidecar.client.calls", "from rrpa_sidecar.config import Config"),
+        ("rrpa_sidecar.config", "from rrpa_sidecar.shm import layout"),
+        ("rrpa_sidecar.metrics_families", "from rrpa_sidecar.control import broker"),
+        ("rrpa_sidecar.pb.rrpa_pb2", "from rrpa_sidecar import errors"),
+        ("rrpa_sidecar", "from rrpa_sidecar.engine import attach"),
+        ("rrpa_sidecar.__main__", "from rrpa_sidecar.sidecar.daemon import run"),
+        ("rrpa_sidecar.frontend.call", "from rrpa_sidecar.frontend.grpcio import handlers"),
+        ("rrpa_sidecar.engine.job", "from rrpa_sidecar.engine.replay.script import Script"),
+        ("rrpa_sidecar.engine.replay.engine", "from rrpa_sidecar.engine import llamacpp"),
     ],
 )
 def test_a_forbidden_import_is_found(module: str, source: str) -> None:
@@ -153,6 +204,9 @@ def test_a_forbidden_import_is_found(module: str, source: str) -> None:
         ("rrpa_sidecar.stream.stream", "from . import text"),
         ("rrpa_sidecar.stream.stream", "from rrpa_sidecar import __version__"),
         ("rrpa_sidecar.frontend.grpcio.health", "from grpc_health.v1 import health_pb2"),
+        ("rrpa_sidecar.frontend.grpcio.server", "from rrpa_sidecar.frontend.grpcio import health"),
+        ("rrpa_sidecar.sidecar.daemon", "from rrpa_sidecar.frontend.grpcio import server"),
+        ("rrpa_sidecar.engine.replay.engine", "from rrpa_sidecar.engine.job import Job"),
     ],
 )
 def test_an_allowed_import_is_not_found(module: str, source: str) -> None:
