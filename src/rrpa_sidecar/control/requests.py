@@ -47,5 +47,11 @@ def is_model_name(name: str) -> bool:
 
 
 def shortened(name: str, limit: int = 40) -> str:
-    """Return a caller's text for use in a sentence: quoted, one line, at most `limit` long."""
-    return ascii(name if len(name) <= limit else name[: limit - 3] + "...")
+    """Return a caller's text for use in a sentence: quoted, printable ASCII, one line.
+
+    limit: most characters between the quotes; each escape of a non-ASCII one counts in full.
+    """
+    shown = ascii(name[:limit])
+    if len(name) <= limit and len(shown) <= limit + 2:
+        return shown
+    return f"{shown[: limit - 2]}...{shown[0]}"

@@ -147,11 +147,10 @@ class TableReader:
             check_birth(header, layout.TABLE_MAGIC, table_id, size, name)
             found_slots = struct.unpack_from("<I", header, 48)[0]
             found_nonce = header[layout.NONCE_OFFSET : layout.NONCE_OFFSET + layout.NONCE_BYTES]
-            if found_slots != slots or found_nonce != nonce:
-                raise CorruptLog(
-                    f"{name} has {found_slots} slots and nonce {found_nonce.hex()},"
-                    f" expected {slots} and {nonce.hex()[:32]}"
-                )
+            if found_slots != slots:
+                raise CorruptLog(f"{name} has {found_slots} slots, expected {slots}")
+            if found_nonce != nonce:
+                raise CorruptLog(f"{name} holds another nonce than the engine says")
         except BaseException:
             os.close(fd)
             raise
