@@ -18,6 +18,8 @@ from rrpa_sidecar.errors import StartupError
 
 ENV_PREFIX = "RRPA_"
 PAGE_BYTES = 65536
+MAX_STREAM_BYTES = 1024**4
+"""These two are shm/layout.py's, which is a layer above; a test compares them."""
 MIB = 1024 * 1024
 
 
@@ -290,6 +292,11 @@ def _cross_checks(config: Config, skip: set[str]) -> list[_Fault]:
 
 def _stream_bytes_fault(config: Config) -> str:
     found = config.stream_bytes
+    if found > MAX_STREAM_BYTES:
+        return (
+            f"--stream-bytes: {found} is more than the format's 1TiB ({MAX_STREAM_BYTES});"
+            " use a smaller one"
+        )
     if found >= 2 * PAGE_BYTES and found % PAGE_BYTES == 0:
         return ""
     return (

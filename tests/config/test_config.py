@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -9,9 +10,12 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from rrpa_sidecar import config
 from rrpa_sidecar.cli import cli
 from rrpa_sidecar.cli.settings import EXIT_CONFIG
 from rrpa_sidecar.config import Config, ConfigErrors, settings
+from rrpa_sidecar.engine import attach
+from rrpa_sidecar.shm import layout
 
 
 def faults(**flags: str) -> list[str]:
@@ -72,6 +76,21 @@ def test_a_stream_is_a_multiple_of_64_kib_of_at_least_128_kib(text: str, refused
         assert re.search(r"use \d+$", line)
     else:
         assert Config.load({"stream_bytes": text}, {}).stream_bytes == 131072
+
+
+def test_what_config_repeats_of_the_formats_layout_and_engines_of_config_is_equal() -> None:
+    assert config.PAGE_BYTES == layout.PAGE_BYTES
+    assert config.MAX_STREAM_BYTES == layout.MAX_STREAM_BYTES
+    assert Config().stream_bytes == layout.DEFAULT_STREAM_BYTES
+    defaults = inspect.signature(attach).parameters
+    assert defaults["engine_socket"].default == Config().engine_socket
+    assert defaults["shm_dir"].default == Config().shm_dir
+
+
+def test_a_stream_larger_than_the_format_allows_is_refused_at_the_edge() -> None:
+    assert Config.load({"stream_bytes": "1TiB", "shm_bytes": "1TiB"}, {}).max_streams == 1
+    (line,) = faults(stream_bytes=str(2**40 + 65536), shm_bytes="2TiB")
+    assert "more than the format's 1TiB" in line
 
 
 def test_a_budget_below_one_stream_is_refused_at_the_edge() -> None:

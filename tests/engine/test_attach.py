@@ -62,7 +62,7 @@ def test_table_is_the_one_that_hello_speaks_of(sidecar: FakeSidecar, attach_to: 
         ({"name": "a b"}, "A-Za-z0-9"),
         ({"name": "a" * 65}, "64"),
         ({"build": "é" * 129}, "258 bytes"),
-        ({"engine_socket": "/tmp/" + "x" * 103}, "108 bytes, 107 allowed"),
+        ({"engine_socket": "/tmp/" + "x" * 103}, "108 bytes, the limit is 107"),
     ],
 )
 def test_wrong_argument_is_refused_with_its_rule(wrong: dict[str, object], said: str) -> None:

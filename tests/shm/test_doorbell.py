@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from rrpa_sidecar.config_kinds import UNIX_PATH_LIMIT_BYTES
 from rrpa_sidecar.errors import StartupError, StreamMisuse
-from rrpa_sidecar.shm.doorbell import MAX_PATH_BYTES, Bell, Ringer, path_fault
+from rrpa_sidecar.shm.doorbell import Bell, Ringer, path_fault
 from tests.shm.support import exit_of, fork
 
 
@@ -166,7 +167,7 @@ def test_closing_after_the_file_is_gone_is_fine(path: str) -> None:
 
 @pytest.mark.parametrize("letter", ["x", "é"])
 def test_a_path_of_107_bytes_works_and_one_of_108_is_refused(short_dir: Path, letter: str) -> None:
-    room = MAX_PATH_BYTES - len(str(short_dir)) - 1
+    room = UNIX_PATH_LIMIT_BYTES - len(str(short_dir)) - 1
     wide = len(letter.encode())
     fits = str(short_dir / (letter * (room // wide) + "y" * (room % wide)))
     assert len(os.fsencode(fits)) == 107

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
+from rrpa_sidecar.config import settings
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -17,22 +19,8 @@ def attach_options(*, models: str | None, capacity: int) -> Callable[[Command], 
     models: None leaves the choice to the command, which then gets an empty tuple.
     """
     options = (
-        click.option(
-            "--engine-socket",
-            envvar="RRPA_ENGINE_SOCKET",
-            default="/tmp/rrpa.sock",
-            show_default=True,
-            show_envvar=True,
-            help="The sidecar's socket for engines.",
-        ),
-        click.option(
-            "--shm-dir",
-            envvar="RRPA_SHM_DIR",
-            default="/dev/shm",
-            show_default=True,
-            show_envvar=True,
-            help="The sidecar's shared-memory directory.",
-        ),
+        _shared("engine_socket", "The sidecar's socket for engines."),
+        _shared("shm_dir", "The sidecar's shared-memory directory."),
         click.option(
             "--model",
             "models",
@@ -57,6 +45,20 @@ def attach_options(*, models: str | None, capacity: int) -> Callable[[Command], 
         return command
 
     return decorate
+
+
+def _shared(name: str, help: str) -> Callable[[Command], Command]:
+    """Return the option for a setting of the sidecar: same flag, variable and default there."""
+    (setting,) = (each for each in settings() if each.name == name)
+    return click.option(
+        setting.flag,
+        name,
+        envvar=setting.env,
+        default=setting.default,
+        show_default=True,
+        show_envvar=True,
+        help=help,
+    )
 
 
 def quiet_grpc() -> None:

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from rrpa_sidecar.pb import engine_pb2
 from rrpa_sidecar.shm import layout
 from rrpa_sidecar.shm.directory import SegmentDirectory
+from rrpa_sidecar.shm.doorbell import path_fault
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 MAX_MODELS = 64
 MAX_MODEL_NAME = 128
 MAX_BUILD_BYTES = 256
-MAX_SOCKET_PATH_BYTES = 107
-"""The kernel's limit of a Unix socket's path, without the closing NUL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +71,5 @@ def checked_identity(name: str, models: Sequence[str], capacity: int, build: str
 
 def check_socket_path(path: str) -> None:
     """Raise ValueError when no Unix socket can have this path."""
-    if len(path.encode()) > MAX_SOCKET_PATH_BYTES:
-        raise ValueError(
-            f"socket path {path} is {len(path.encode())} bytes,"
-            f" {MAX_SOCKET_PATH_BYTES} allowed; use a shorter directory"
-        )
+    if fault := path_fault(path):
+        raise ValueError(fault)

@@ -10,10 +10,9 @@ import os
 import socket
 import stat
 
+from rrpa_sidecar.config_kinds import UNIX_PATH_LIMIT_BYTES
 from rrpa_sidecar.errors import StartupError, StreamMisuse
 
-MAX_PATH_BYTES = 107
-"""sockaddr_un holds 108 bytes with the closing NUL."""
 SOCKET_MODE = 0o660
 _DRAIN_LIMIT = 1024
 """Datagrams taken per drain: more than net.unix.max_dgram_qlen lets wait anywhere sane."""
@@ -22,8 +21,11 @@ _DRAIN_LIMIT = 1024
 def path_fault(path: str) -> str | None:
     """Return what makes `path` impossible as a Unix socket's, or None. Looks at no file."""
     size = len(os.fsencode(path))
-    if size > MAX_PATH_BYTES:
-        return f"socket path has {size} bytes, the limit is {MAX_PATH_BYTES}: {path[:40]}…"
+    if size > UNIX_PATH_LIMIT_BYTES:
+        return (
+            f"socket path {path[:40]}… has {size} bytes, the limit is {UNIX_PATH_LIMIT_BYTES};"
+            " use a shorter directory"
+        )
     if not size or "\0" in path:
         return f"socket path {path!r} is empty or holds a NUL"
     return None
