@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import pytest
 
 from rrpa_sidecar.errors import CapacityExhausted, InvalidRequest
+from rrpa_sidecar.frontend import metadata
 from rrpa_sidecar.frontend.metadata import TOTAL_LIMIT_BYTES, read_labels
+from rrpa_sidecar.status import MESSAGE_LIMIT_BYTES
+
+PROTO = pathlib.Path(__file__).parents[2] / "proto/rrpa/v1/rrpa.proto"
 
 
 @pytest.mark.parametrize(
@@ -38,3 +44,15 @@ def test_all_metadata_together_has_a_limit_at_its_edge() -> None:
 def test_other_keys_are_ignored_whatever_they_hold() -> None:
     labels = read_labels([("user-agent", "é\n"), ("x-bin", b"\xff"), ("x-bin", b"\xff")])
     assert (labels.priority, labels.traceparent) == (0, "")
+
+
+def test_the_proto_names_every_key_and_limit() -> None:
+    text = PROTO.read_text()
+    sent = (metadata.REQUEST_ID, metadata.STREAM_ID, metadata.PRIORITY, metadata.TRACEPARENT)
+    for key in (*sent, metadata.SERVER_STREAM_ID, metadata.OFFSET, metadata.SERVER_TIMING):
+        assert f"//   {key} " in text
+    limit = metadata.PRIORITY_LIMIT
+    assert f"at most {metadata.VALUE_LIMIT_BYTES} bytes" in text
+    assert f"at most {TOTAL_LIMIT_BYTES // 1024} KiB" in text
+    assert f"-{limit} to {limit}" in text
+    assert f"less than {MESSAGE_LIMIT_BYTES + 1} bytes" in text

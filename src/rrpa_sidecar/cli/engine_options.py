@@ -29,7 +29,7 @@ def attach_options(*, models: str | None, capacity: int) -> Callable[[Command], 
             show_default=models or "after the model's file",
             help="Name that clients ask for; may be given more than once.",
         ),
-        click.option("--name", help="A label for logs and metrics; engine-<pid> without it."),
+        click.option("--name", help="A label for logs and error texts; engine-<pid> without it."),
         click.option(
             "--capacity",
             type=click.IntRange(min=1),

@@ -19,8 +19,8 @@ HTTP2_ONLY = "this port speaks HTTP/2 over TLS only; use a client that offers h2
 REQUEST_HEADERS_KIB = 24
 """Room for a request's headers; a stream with more is reset.
 
-Above the 16 KiB at which gRPC's own servers refuse, so that the caller is told in words
-(RESOURCE_EXHAUSTED) before it is cut without.
+Above the 16 KiB that the sidecar takes (rrpa.proto, "Metadata"), so that the caller is told in
+words (RESOURCE_EXHAUSTED) before it is cut without.
 """
 
 

@@ -38,7 +38,7 @@ def attach(
     engine_socket: the sidecar's `--engine-socket`.
     models: names that clients ask for.
     capacity: most jobs at once.
-    name: a label for logs and metrics; absent: "engine-<pid>".
+    name: a label for logs and error texts; absent: "engine-<pid>".
     build: free text about the build, for people.
     shm_dir: the sidecar's `--shm-dir`; both processes need the same mount there.
 

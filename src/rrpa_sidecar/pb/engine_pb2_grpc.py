@@ -53,7 +53,8 @@ class EngineServiceServicer(object):
 
         Errors: INVALID_ARGUMENT (Hello is wrong), FAILED_PRECONDITION (the engine's shared
         memory is not the sidecar's; the text says what each side sees), RESOURCE_EXHAUSTED (too
-        many engines), UNAVAILABLE (draining; attach again later).
+        many engines, or commands left unread), UNAVAILABLE (draining; attach again later),
+        DATA_LOSS (the engine's table broke a rule of shm/FORMAT.md).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -29,7 +29,9 @@ if _version_not_supported:
 class RRPAServiceStub(object):
     """Streams of token bytes from the engines that are attached to one node's sidecar.
 
-    Metadata a client may send (each at most once, printable ASCII, at most 256 bytes):
+    Metadata a client may send (each at most once, printable ASCII, at most 256 bytes, empty
+    means absent; all metadata of a call together, other keys too: at most 16 KiB of keys and
+    values, more is RESOURCE_EXHAUSTED):
     x-request-id   Your name for this request. Returned unchanged; made up when absent.
     x-stream-id    Your name for this stream. Returned unchanged; made up when absent.
     x-priority     Integer, -100 to 100, lower is served earlier; 0 when absent.
@@ -40,11 +42,14 @@ class RRPAServiceStub(object):
     rrpa-stream-id              The server's own, unguessable name of the stream.
 
     Trailing metadata:
-    rrpa-offset     Bytes of `data` the stream had delivered when it ended.
+    x-request-id, x-stream-id   as above; absent when the metadata itself was refused.
+    rrpa-offset     Bytes of `data` the stream had delivered when it ended; absent when the
+    request was not accepted.
     server-timing   Where the time to the first token went, in milliseconds
     (queue, engine, sidecar); absent when there was no token.
 
-    Errors are a standard code and one line of text of at most 200 bytes:
+    Errors are a standard code and one line of text of less than 200 bytes. An engine may end a
+    stream with any code but UNKNOWN; the sidecar's own are:
     INVALID_ARGUMENT    The request is wrong; sending it again will not help.
     NOT_FOUND           No attached engine serves `model`.
     RESOURCE_EXHAUSTED  A limit was reached; the text names it and its size.
@@ -81,7 +86,9 @@ class RRPAServiceStub(object):
 class RRPAServiceServicer(object):
     """Streams of token bytes from the engines that are attached to one node's sidecar.
 
-    Metadata a client may send (each at most once, printable ASCII, at most 256 bytes):
+    Metadata a client may send (each at most once, printable ASCII, at most 256 bytes, empty
+    means absent; all metadata of a call together, other keys too: at most 16 KiB of keys and
+    values, more is RESOURCE_EXHAUSTED):
     x-request-id   Your name for this request. Returned unchanged; made up when absent.
     x-stream-id    Your name for this stream. Returned unchanged; made up when absent.
     x-priority     Integer, -100 to 100, lower is served earlier; 0 when absent.
@@ -92,11 +99,14 @@ class RRPAServiceServicer(object):
     rrpa-stream-id              The server's own, unguessable name of the stream.
 
     Trailing metadata:
-    rrpa-offset     Bytes of `data` the stream had delivered when it ended.
+    x-request-id, x-stream-id   as above; absent when the metadata itself was refused.
+    rrpa-offset     Bytes of `data` the stream had delivered when it ended; absent when the
+    request was not accepted.
     server-timing   Where the time to the first token went, in milliseconds
     (queue, engine, sidecar); absent when there was no token.
 
-    Errors are a standard code and one line of text of at most 200 bytes:
+    Errors are a standard code and one line of text of less than 200 bytes. An engine may end a
+    stream with any code but UNKNOWN; the sidecar's own are:
     INVALID_ARGUMENT    The request is wrong; sending it again will not help.
     NOT_FOUND           No attached engine serves `model`.
     RESOURCE_EXHAUSTED  A limit was reached; the text names it and its size.
@@ -163,7 +173,9 @@ def add_RRPAServiceServicer_to_server(servicer, server):
 class RRPAService(object):
     """Streams of token bytes from the engines that are attached to one node's sidecar.
 
-    Metadata a client may send (each at most once, printable ASCII, at most 256 bytes):
+    Metadata a client may send (each at most once, printable ASCII, at most 256 bytes, empty
+    means absent; all metadata of a call together, other keys too: at most 16 KiB of keys and
+    values, more is RESOURCE_EXHAUSTED):
     x-request-id   Your name for this request. Returned unchanged; made up when absent.
     x-stream-id    Your name for this stream. Returned unchanged; made up when absent.
     x-priority     Integer, -100 to 100, lower is served earlier; 0 when absent.
@@ -174,11 +186,14 @@ class RRPAService(object):
     rrpa-stream-id              The server's own, unguessable name of the stream.
 
     Trailing metadata:
-    rrpa-offset     Bytes of `data` the stream had delivered when it ended.
+    x-request-id, x-stream-id   as above; absent when the metadata itself was refused.
+    rrpa-offset     Bytes of `data` the stream had delivered when it ended; absent when the
+    request was not accepted.
     server-timing   Where the time to the first token went, in milliseconds
     (queue, engine, sidecar); absent when there was no token.
 
-    Errors are a standard code and one line of text of at most 200 bytes:
+    Errors are a standard code and one line of text of less than 200 bytes. An engine may end a
+    stream with any code but UNKNOWN; the sidecar's own are:
     INVALID_ARGUMENT    The request is wrong; sending it again will not help.
     NOT_FOUND           No attached engine serves `model`.
     RESOURCE_EXHAUSTED  A limit was reached; the text names it and its size.
