@@ -1,7 +1,8 @@
-"""Between front ends and engines: admits, routes and ends streams.
+"""Between front ends and engines: takes streams in, and sees each through its life.
 
 Pure logic but for the shared-memory calls: no asyncio, no gRPC, no locks. Everything runs on
-the thread of one event loop. `pump.py` says when to look, `attach_service.py` speaks to engines.
+the thread of one event loop. `gate.py` says who may come in, `dispatch.py` who runs and who
+waits, `watch.py` what the logs say, `pump.py` when to look; `attach_service.py` speaks to engines.
 
 The way of a token: an engine rings → `scan` reads each engine's table once → each stream that
 moved wakes its front end → the front end polls: one read of the log's header, one of its data.
@@ -12,11 +13,12 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Protocol
 
 from rrpa_sidecar.clock import Clock
-from rrpa_sidecar.control.admission import Queue, Ticket
+from rrpa_sidecar.control.admission import Queue
+from rrpa_sidecar.control.dispatch import Dispatch
 from rrpa_sidecar.control.engines import Engine, EngineLink, Engines, ModelInfo
 from rrpa_sidecar.control.gate import Gate, Limits
 from rrpa_sidecar.control.hello import check_hello
@@ -30,16 +32,9 @@ from rrpa_sidecar.control.lifecycle import (
     next_state,
 )
 from rrpa_sidecar.control.live import SILENCE, Labels, LiveStream, Timing
-from rrpa_sidecar.control.requests import model_of, shortened
+from rrpa_sidecar.control.requests import model_of
 from rrpa_sidecar.control.watch import Watch
-from rrpa_sidecar.errors import (
-    CapacityExhausted,
-    CorruptLog,
-    DeadlinePassed,
-    EngineStatus,
-    NoEngine,
-    RRPAError,
-)
+from rrpa_sidecar.errors import CorruptLog, DeadlinePassed, EngineStatus
 from rrpa_sidecar.metrics import Metrics
 from rrpa_sidecar.pb.engine_pb2 import Hello
 from rrpa_sidecar.shm import layout
@@ -83,6 +78,9 @@ class Broker:
         self._queue = Queue()
         self._gate = Gate(config, directory, self._engines, self._queue)
         self._budget = self._gate.budget
+        self._dispatch = Dispatch(
+            self._queue, self._gate, self._engines, metrics, clock, self._advance
+        )
         self._leftovers = Leftovers(directory, clock)
         self._streams: dict[str, LiveStream] = {}  # all that are not GONE
         lost_after_ns = int(config.engine_lost_timeout_s * 1e9)
@@ -111,10 +109,10 @@ class Broker:
         stream_id = secrets.token_hex(16)
         meter = self._metrics.model(model)
         stream = LiveStream(self, stream_id, model, labels, request, Timing(now_ns), meter)
-        stream.ticket = self._queue.add(stream_id, model, labels.priority, deadline_ns)
         self._streams[stream_id] = stream
+        self._dispatch.wait(stream, deadline_ns)
         self._tell_busy()
-        self._dispatch()
+        self._dispatch.run()
         return stream
 
     def polled(self, stream: LiveStream) -> None:
@@ -175,8 +173,7 @@ class Broker:
         """
         moved = self.scan()
         now_ns = self._clock.now_ns()
-        for stream in self._still_waiting(self._queue.late(now_ns)):
-            self._refuse_late(stream)
+        self._dispatch.refuse_late(now_ns)
         self._watch.turn()
         self._leftovers.sweep(now_ns)
         return moved
@@ -211,7 +208,7 @@ class Broker:
             *(offer.name, models, offer.capacity, offer.build),
         )
         self._tell_ready()
-        self._dispatch()
+        self._dispatch.run()
         return engine
 
     def rejected(self, engine: Engine, stream_id: str, code: int, message: str) -> None:
@@ -244,10 +241,10 @@ class Broker:
         for stream in streams:
             if stream.state is State.LOSING:
                 self._watch.look(stream)
-        self._refuse_unserved()
+        self._dispatch.refuse_unserved()
         self._tell_ready()
         self._tell_busy()
-        self._dispatch()
+        self._dispatch.run()
 
     # --- Gauges: read by the metrics' thread ----------------------------------------------
 
@@ -269,65 +266,6 @@ class Broker:
     def shm_free_bytes(self) -> int:
         return self._directory.space().free_bytes
 
-    # --- The queue ------------------------------------------------------------------------
-
-    def _dispatch(self) -> None:
-        """Submit what waits, as long as there are slots and budget."""
-        while self._budget.has_room:
-            ticket = self._queue.first(self._engines.has_room)
-            if ticket is None:
-                return
-            stream = self._streams[ticket.stream_id]
-            if ticket.deadline_ns is not None and ticket.deadline_ns <= self._clock.now_ns():
-                self._refuse_late(stream)
-                continue
-            try:
-                self._gate.check_space()
-            except CapacityExhausted as error:
-                self._refuse(stream, error)
-                continue
-            self._submit(stream, ticket.deadline_ns)
-
-    def _submit(self, stream: LiveStream, deadline_ns: int | None) -> None:
-        engine = self._engines.least_loaded(stream.model)
-        assert engine is not None  # _dispatch asked
-        now_ns = self._clock.now_ns()
-        self._budget.take()
-        self._active += 1
-        stream.engine = engine
-        stream.slot = engine.take_slot(stream)
-        stream.timing.submitted_ns = now_ns
-        self._advance(stream, Step.SUBMIT)
-        waited_s = (now_ns - stream.timing.accepted_ns) / 1e9
-        self._metrics.model(stream.model).queue_wait(waited_s)
-        timeout_ms = None if deadline_ns is None else (deadline_ns - now_ns) // 1_000_000
-        engine.link.submit(stream, timeout_ms)
-        stream.request = b""  # up to 8 MiB, and never needed again
-
-    def _refuse_late(self, stream: LiveStream) -> None:
-        waited_s = (self._clock.now_ns() - stream.timing.accepted_ns) / 1e9
-        sentence = f"the deadline passed while the request waited {waited_s:.3f} s for an engine"
-        self._refuse(stream, DeadlinePassed(sentence))
-
-    def _refuse_unserved(self) -> None:
-        for stream in self._still_waiting(self._queue.unserved(self._engines.serves)):
-            sentence = (
-                f"the last engine of model {shortened(stream.model)} left while the request"
-                " waited; try again later"
-            )
-            self._refuse(stream, NoEngine(sentence))
-
-    def _still_waiting(self, tickets: list[Ticket]) -> Iterator[LiveStream]:
-        """Yield the streams of `tickets`, but for those that a refused one's front end took out."""
-        for ticket in tickets:
-            stream = self._streams.get(ticket.stream_id)
-            if stream is not None and stream.state is State.QUEUED:
-                yield stream
-
-    def _refuse(self, stream: LiveStream, error: RRPAError) -> None:
-        self._advance(stream, Step.REFUSE)
-        stream.fail(error)
-
     # --- Steps ----------------------------------------------------------------------------
 
     def _advance(self, stream: LiveStream, step: Step) -> None:
@@ -337,8 +275,10 @@ class Broker:
             return
         stream.state = new
         self._watch.entered(stream, old, new)
-        if old is State.QUEUED and stream.ticket is not None:
-            self._queue.remove(stream.ticket)
+        if old is State.QUEUED:
+            self._dispatch.remove(stream)
+        if new is State.SUBMITTED:
+            self._active += 1
         engine = stream.engine
         if engine is not None and old in GENERATES and new in TOLD_TO_STOP:
             engine.link.cancel(stream.stream_id)
@@ -348,7 +288,7 @@ class Broker:
         if new is State.GONE:
             self._bury(stream, engine)
         if freed:
-            self._dispatch()
+            self._dispatch.run()
 
     def _bury(self, stream: LiveStream, engine: Engine | None) -> None:
         stream_id = stream.stream_id
@@ -363,7 +303,7 @@ class Broker:
             if outcome is Reclaim.DENIED and engine.attached:
                 engine.link.release(stream_id)
             self._budget.give_back()
-            self._dispatch()
+            self._dispatch.run()
 
         self._leftovers.add(layout.log_name(stream_id), on_done)
 
