@@ -1,8 +1,9 @@
 """Every setting of the sidecar, each written down once.
 
 A line below gives a setting's name, default, unit, help and rules. From it come the flag
-(`shm_timeout_s` → `--shm-timeout`), the environment name (`RRPA_SHM_TIMEOUT`), the help page and
-the check. A flag beats the environment, which beats the default. All faults are reported together.
+(`drain_timeout_s` → `--drain-timeout`), the environment name (`RRPA_DRAIN_TIMEOUT`), the help
+page and the check. A flag beats the environment, which beats the default. All faults are reported
+together.
 """
 
 from __future__ import annotations
@@ -96,7 +97,8 @@ class Config:
     )
     shm_timeout_s: float = setting(
         30.0,
-        "How long the file of a finished or abandoned stream may stay.",
+        "How long the file of a finished or abandoned stream may stay, once clients can resume. "
+        "No effect yet: today a file goes as soon as its client has left.",
         kind=kinds.SECONDS,
         group=SHM,
     )
@@ -130,8 +132,8 @@ class Config:
     )
     sweep_interval_s: float = setting(
         0.05,
-        "How often live streams are looked at even if no engine rang. Costs CPU only while "
-        "streams are live.",
+        "How often live streams are looked at even if no engine rang; up to four times more "
+        "rarely while nothing moves. Costs CPU only while streams are live.",
         kind=kinds.POSITIVE_SECONDS,
         group=LIMITS,
     )

@@ -29,8 +29,7 @@ def reclaim(directory: SegmentDirectory, name: str) -> Reclaim:
     """Unlink `name` if it is one of our segments and no writer holds it. Never waits.
 
     An unlocked segment is final or lost, since segments are born locked. When that was long
-    enough ago is the caller's to know (--shm-timeout). Never truncates: readers keep what
-    they have open.
+    enough ago is the caller's to know. Never truncates: readers keep what they have open.
 
     Raises:
       OSError: too many files are open; try again later.
