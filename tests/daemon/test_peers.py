@@ -71,10 +71,10 @@ def test_other_protocols_on_the_metrics_port_do_not_stop_it(daemon: Daemon, hell
 
 
 def test_a_scrape_is_not_held_up_by_peers_that_say_nothing(daemon: Daemon) -> None:
-    silent = [raw_h2.Connection(daemon.metrics_address, greet=False) for _ in range(20)]
     begin_s = time.monotonic()
+    silent = [raw_h2.Connection(daemon.metrics_address, greet=False) for _ in range(100)]
     assert daemon.metrics()
-    assert time.monotonic() - begin_s < 1
+    assert time.monotonic() - begin_s < 2
     for peer in silent:
         peer.socket.close()
 

@@ -15,7 +15,9 @@ from rrpa_sidecar.metrics import Metrics
 log = logging.getLogger(__name__)
 
 PEER_TIMEOUT_S = 10.0
-BACKLOG = 16
+BACKLOG = 128
+"""Connections that may wait for the thread. Above it the kernel drops a SYN, and whoever sent it
+tries again after a second (seen with 16 and a burst of 20)."""
 SELECT_TIMEOUT_S = 3600.0
 
 
