@@ -144,6 +144,28 @@ def test_job_ends_once(desk: Desk) -> None:
             again()
 
 
+def test_a_fault_after_the_end_is_logged_and_harms_no_other_stream(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    for late in (lambda job: job.write(b"y"), lambda job: job.finish(), lambda _: 1 / 0):
+        caplog.clear()
+        with desk.job() as job:
+            job.write(b"x")
+            job.finish()
+            late(job)
+        data, end = desk.end_of(job)
+        assert (data, end.code) == (b"x", Code.OK)
+        assert f"job {job.stream_id} had ended already" in caplog.text
+
+
+def test_write_after_the_end_says_so(desk: Desk) -> None:
+    job = desk.job()
+    job.write(b"x")
+    job.finish()
+    with pytest.raises(StreamMisuse, match=f"{job.stream_id} has ended already"):
+        job.write(b"y")
+
+
 def test_cancel_reaches_a_running_job_and_its_log_ends_as_cancelled(desk: Desk) -> None:
     job = desk.job()
     job.write(b"x")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
 from random import Random
 from threading import Event, Thread
 
@@ -85,7 +87,7 @@ class Attacher:
             if self._closed.is_set():
                 return
             if why != self._told:
-                log.warning("not attached to %s: %s; trying again", self._engine_socket, why)
+                log.warning("not attached to %s, trying again: %s", self._engine_socket, why)
                 self._told = why
             self._closed.wait(self._backoff.next_s())
 
@@ -108,7 +110,7 @@ class Attacher:
             why = (exc.details() if isinstance(exc, grpc.Call) else "") or exc.code().name
             if not connection.welcomed and exc.code() in REFUSALS:
                 raise AttachRefused(why) from exc
-            return why
+            return _nobody_there(self._engine_socket) or why
         except Exception as exc:  # the thread must outlive whatever this was
             log.exception("the attachment failed")
             return f"{type(exc).__name__}: {exc}"
@@ -161,3 +163,16 @@ class Attacher:
         self._connection = None
         for job in self._inbox.set_serving(False):
             job.abandon()
+
+
+def _nobody_there(path: str) -> str:
+    """Return why nobody can be called at `path`, without gRPC's jargon; "" if somebody can."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+            probe.connect(path)
+    except BlockingIOError:
+        return ""
+    except OSError as exc:
+        why = os.strerror(exc.errno or 0)
+        return f"{why}; is `rrpa serve` running, with this --engine-socket?"
+    return ""

@@ -106,6 +106,8 @@ class Job:
         if self.cancelled:
             self._end_cancelled()
             raise JobCancelled(self._cause.value)
+        if self.over:
+            raise self._ended_already()
         writer = self._log or self._open_log()
         try:
             writer.write(token)
@@ -157,7 +159,9 @@ class Job:
 
     def reject(self, code: Code | int, text: str) -> None:
         """Refuse the job before it begins; no log is created. As `fail` otherwise."""
-        if self.over or self.begun:
+        if self.over:
+            raise self._ended_already()
+        if self.begun:
             raise StreamMisuse(f"stream {self.stream_id} has begun and cannot be rejected")
         number = _checked(code)
         self.over = True
@@ -189,8 +193,10 @@ class Job:
         trace: TracebackType | None,
     ) -> bool:
         if self.over:
-            return isinstance(error, JobOver)
-        if error is None:
+            if isinstance(error, Exception) and not isinstance(error, JobOver):
+                # Its client has the answer, and other streams of this process go on.
+                log.error("job %s had ended already", self.stream_id, exc_info=error)
+        elif error is None:
             # A log that cannot be created has ended the job and told the client.
             with suppress(JobOver):
                 self.finish("unspecified")
@@ -216,7 +222,7 @@ class Job:
         if self._log is not None:
             return self._log
         if self.over:
-            raise StreamMisuse(f"stream {self.stream_id} has ended already")
+            raise self._ended_already()
         connection = self._connection
         try:
             self._log = LogWriter.create(
@@ -245,7 +251,7 @@ class Job:
 
     def _end(self, end: End) -> None:
         if self.over:
-            raise StreamMisuse(f"stream {self.stream_id} has ended already")
+            raise self._ended_already()
         assert self._log is not None
         if self._connection.lost:
             # Nobody may take a cut answer for a whole one: readers must see a lost writer.
@@ -256,6 +262,11 @@ class Job:
         self._files.ended(self.stream_id)
         self._forget()
         self._bell.ring()
+
+    def _ended_already(self) -> StreamMisuse:
+        return StreamMisuse(
+            f"stream {self.stream_id} has ended already; nothing may follow its end"
+        )
 
     def _forget(self) -> None:
         self._connection.jobs.pop(self.stream_id, None)
