@@ -42,7 +42,7 @@ SOCKETS = "Sockets"
 SHM = "Shared memory"
 LIMITS = "Limits and times"
 LOGS = "Logs"
-ENVOY = "Envoy (read by `rrpa envoy-config` and `rrpa demo`)"
+ENVOY = "Envoy (read by `rrpa envoy-config` alone)"
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Config:
     )
     max_request_bytes: int = setting(
         8 * MIB,
-        "Largest request. The same limit holds in Envoy and in the SDK.",
+        "Largest request. The same limit holds in Envoy.",
         kind=kinds.SIZE,
         group=LIMITS,
     )

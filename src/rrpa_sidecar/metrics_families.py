@@ -11,7 +11,7 @@ from prometheus_client.core import (
     HistogramMetricFamily,
 )
 
-from rrpa_sidecar.metrics import Gauges, Histogram, ModelMetrics
+from rrpa_sidecar.metrics import SERVER_SIDE, Gauges, Histogram, ModelMetrics
 from rrpa_sidecar.status import Code
 
 Models = Sequence[tuple[str, ModelMetrics]]
@@ -30,29 +30,36 @@ COUNTERS: dict[str, tuple[str, Callable[[ModelMetrics], int]]] = {
 
 HISTOGRAMS: dict[str, tuple[str, Callable[[ModelMetrics], Histogram]]] = {
     "rrpa_first_token_latency_seconds": (
-        "From a request's acceptance to its first frame; one for each stream with a token.",
+        "Time from a request's acceptance to its first frame, of each stream with a token.",
         lambda m: m.first_token_s,
     ),
     "rrpa_engine_first_token_seconds": (
-        "From submission to the engine's first committed byte.",
+        "Time from submission to the engine's first committed byte.",
         lambda m: m.engine_first_token_s,
     ),
-    "rrpa_inter_token_seconds": ("Between two frames of one stream.", lambda m: m.inter_token_s),
+    "rrpa_inter_token_seconds": (
+        "Time between two frames of one stream.",
+        lambda m: m.inter_token_s,
+    ),
     "rrpa_queue_wait_seconds": (
-        "From acceptance to submission to an engine.",
+        "Time from a request's acceptance to its submission to an engine.",
         lambda m: m.queue_wait_s,
     ),
 }
 
 GAUGES: dict[str, tuple[str, Callable[[Gauges], float]]] = {
     "rrpa_shm_utilization_percent": (
-        "Share of the shared-memory budget that streams hold, 0 to 100. 85: grow; 90: scale.",
+        "Share of the shared-memory budget (--shm-bytes) that streams hold, 0 to 100. From 85 on"
+        " raise the budget, from 90 on add a node.",
         lambda g: 100.0 * g.shm_used_bytes() / g.shm_budget_bytes(),
     ),
     "rrpa_stream_queue_length": ("Requests that wait for an engine.", lambda g: g.queue_length()),
     "rrpa_active_streams": ("Streams that an engine works on.", lambda g: g.active_streams()),
     "rrpa_engines_attached": ("Engines that are attached.", lambda g: g.engines()),
-    "rrpa_shm_budget_bytes": ("Budget of all streams together.", lambda g: g.shm_budget_bytes()),
+    "rrpa_shm_budget_bytes": (
+        "Shared memory that all streams together may use (--shm-bytes).",
+        lambda g: g.shm_budget_bytes(),
+    ),
     "rrpa_shm_free_bytes": (
         "Free bytes of the shared-memory file system.",
         lambda g: g.shm_free_bytes(),
@@ -72,7 +79,8 @@ def families(models: Models, error_rate: float, gauges: Gauges | None) -> Iterat
         yield _histogram(name, text, histogram, models)
     yield GaugeMetricFamily(
         "rrpa_grpc_error_rate",
-        "Share, 0 to 1, of the streams of the last 60 s that failed on this side.",
+        "Share, 0 to 1, of the streams of the last 60 s that ended with one of "
+        f"{', '.join(code.name for code in sorted(SERVER_SIDE))}.",
         value=error_rate,
     )
     if gauges is not None:
@@ -82,7 +90,8 @@ def families(models: Models, error_rate: float, gauges: Gauges | None) -> Iterat
 def _by_code(models: Models) -> Metric:
     family = CounterMetricFamily(
         "rrpa_streams_total",
-        "Calls that ended, by model and gRPC code, refusals included.",
+        'Calls that ended, by model and gRPC code, refusals included. Model "other" is every name'
+        " without a series of its own.",
         labels=["model", "code"],
     )
     for model, each in models:

@@ -47,6 +47,7 @@ def test_a_second_daemon_on_a_socket_names_path_pid_and_program(
     second = Daemon(**{setting: path})
     line = refused(second)
     assert f"--{setting.replace('_', '-')}: {path} is taken by pid {daemon.pid} (" in line
+    assert line.rstrip().endswith("stop it or choose another path")
     assert os.path.exists(path), "the first one's socket is untouched"
     assert daemon.metrics()
 
@@ -124,6 +125,13 @@ def test_a_missing_directory_is_said(short_dir: pathlib.Path) -> None:
     assert "--engine-socket" in line
     assert "the directory must exist" in line
     assert "does not exist" in refused(Daemon(shm_dir=short_dir / "no"))
+
+
+def test_a_budget_beyond_the_memory_file_system_is_warned_of() -> None:
+    with Daemon(shm_bytes="1024TiB") as daemon:
+        assert "--shm-bytes promises streams 1024TiB" in daemon.stderr
+    with Daemon() as daemon:
+        assert "promises" not in daemon.stderr
 
 
 def test_a_failed_start_leaves_no_socket_behind(daemon: Daemon) -> None:

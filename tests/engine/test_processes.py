@@ -80,7 +80,7 @@ def test_refused_engine_exits_with_1_and_the_sidecars_sentence(
         process = start("replay", sidecar)
         out, err = process.communicate(timeout=WAIT_S)
     assert (process.returncode, out) == (1, "")
-    assert err == "error: mount the same volume into both\n"
+    assert err == "rrpa: mount the same volume into both\n"
 
 
 def test_crash_of_a_script_is_a_lost_writer(sidecar: FakeSidecar, start: Start) -> None:
@@ -104,7 +104,7 @@ def test_model_that_is_no_model_is_one_line(
     process = start("llamacpp", sidecar, "--model-path", str(wrong))
     out, err = process.communicate(timeout=WAIT_S)
     assert (process.returncode, out) == (1, "")
-    assert err.startswith(f"error: cannot load the model {wrong}")
+    assert err.startswith(f"rrpa: cannot load the model {wrong}")
     assert err.count("\n") == 1
 
 

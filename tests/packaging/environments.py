@@ -99,13 +99,22 @@ class Environment:
         """Run its interpreter; PYTHONPATH is as in `env` or empty."""
         return run([self.python, *arguments], env=env)
 
+    def process(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run its interpreter, whatever it exits with."""
+        return process([self.python, *arguments])
+
+
+def process(argv: list[str], env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run `argv` without this suite's own PYTHON* settings."""
+    clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONWARNINGS")}
+    return subprocess.run(
+        argv, capture_output=True, text=True, check=False, env=clean | (env or {}), cwd="/"
+    )
+
 
 def run(argv: list[str], env: dict[str, str] | None = None) -> str:
     """Return what `argv` prints; fail with all it said when it fails."""
-    clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONWARNINGS")}
-    done = subprocess.run(
-        argv, capture_output=True, text=True, check=False, env=clean | (env or {}), cwd="/"
-    )
+    done = process(argv, env)
     assert done.returncode == 0, f"$ {' '.join(argv)}\n{done.stdout[-4000:]}{done.stderr[-8000:]}"
     return done.stdout
 

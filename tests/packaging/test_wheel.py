@@ -79,6 +79,26 @@ def test_newest_versions_serve_a_stream_without_a_warning(newest_environment: En
     assert "bytes " in newest_environment.run("-W", "error", ONE_STREAM, env=CHECKOUT)
 
 
+@pytest.mark.parametrize(
+    ("command", "extra"),
+    [
+        ("demo", "demo"),
+        ("demo --engine replay", "demo"),
+        ("envoy-config --out /nowhere", "envoy"),
+        ("engine llamacpp", "llamacpp"),
+        ("engine llamacpp --model-path /dev/null", "llamacpp"),
+    ],
+)
+def test_a_command_without_its_extra_says_in_one_line_which_to_install(
+    newest_environment: Environment, command: str, extra: str
+) -> None:
+    done = newest_environment.process("-m", "rrpa_sidecar", *command.split())
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert line.startswith("rrpa: ")
+    assert f"pip install 'rrpa-sidecar[{extra}]'" in line
+
+
 def test_package_installs_beside_one_that_needs_protobuf_6(
     newest_environment: Environment, wheel: pathlib.Path
 ) -> None:

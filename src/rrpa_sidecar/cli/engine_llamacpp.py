@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rrpa_sidecar.cli.engine_options import attach_options, quiet_grpc
+from rrpa_sidecar.cli.engine_options import attach_options, set_up_logs
 
 if TYPE_CHECKING:
     from rrpa_sidecar.engine import Engine
@@ -71,7 +71,7 @@ def command(
     prefill: int,
 ) -> None:
     """Serve a GGUF model on llama.cpp, several streams in each step, on this machine's CPU."""
-    quiet_grpc()
+    set_up_logs()
     from rrpa_sidecar.engine import attach
     from rrpa_sidecar.engine.host import run_process
     from rrpa_sidecar.engine.llamacpp.batcher import Batcher

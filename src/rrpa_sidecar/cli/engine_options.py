@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from rrpa_sidecar import logs
 from rrpa_sidecar.config import settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -61,9 +62,10 @@ def _shared(name: str, help: str) -> Callable[[Command], Command]:
     )
 
 
-def quiet_grpc() -> None:
-    """Keep gRPC's core from writing to stderr; call it before the first import of grpc.
+def set_up_logs() -> None:
+    """Log as the sidecar does. Call it before the first import of grpc.
 
-    It tells of every lost connection there, which the engine's own log says in one line.
+    gRPC's core tells of every lost connection on stderr, which our own log says in one line.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    logs.configure("info")

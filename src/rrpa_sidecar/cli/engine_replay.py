@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rrpa_sidecar.cli.engine_options import attach_options, quiet_grpc
+from rrpa_sidecar.cli.engine_options import attach_options, set_up_logs
 
 
 @click.command(name="replay")
@@ -71,10 +71,10 @@ def command(
     """Answer with a text, again and again, at a chosen pace; a source for tests and loads.
 
     A prompt that begins with "echo:" is answered with the rest of it. One that begins with
-    "replay:" is followed by JSON that says exactly what to answer, byte by byte:
-    engine/replay/script.py has its keys.
+    "replay:" is followed by JSON that says exactly what to answer, byte by byte; for its keys:
+    python -m pydoc rrpa_sidecar.engine.replay.script
     """
-    quiet_grpc()
+    set_up_logs()
     from rrpa_sidecar.clock import SystemClock
     from rrpa_sidecar.engine import attach
     from rrpa_sidecar.engine.host import run_process

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import shlex
 import sys
 from typing import NoReturn
 
@@ -56,7 +57,8 @@ def command(out: pathlib.Path, **flags: str | None) -> None:
         _fail(f"Envoy refuses {written.config}:\n{complaint}")
     else:
         click.echo(f"checked with {envoy}")
-    click.echo(f"next: {' '.join(binary.command(envoy or pathlib.Path('envoy'), written.config))}")
+    start = binary.command(envoy or pathlib.Path("envoy"), written.config)
+    click.echo(f"next: {shlex.join(start)}")
 
 
 def _fail(text: str) -> NoReturn:

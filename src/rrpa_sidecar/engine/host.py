@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import sys
 from collections.abc import Callable
@@ -56,7 +55,6 @@ def run_process(prepare: Callable[[], tuple[Engine, Loop]]) -> None:
 
     Exits with 1 and one line on stderr when the engine cannot start or is refused.
     """
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     signals = StopSignals()
     try:
         engine, loop = prepare()
@@ -67,5 +65,5 @@ def run_process(prepare: Callable[[], tuple[Engine, Loop]]) -> None:
                 print(f"rrpa engine ready name={engine.identity.name} models={models}", flush=True)
             loop(engine)
     except (RRPAError, ValueError) as exc:
-        print(f"error: {exc}", file=sys.stderr, flush=True)
+        print(f"rrpa: {exc}", file=sys.stderr, flush=True)
         raise SystemExit(1) from exc

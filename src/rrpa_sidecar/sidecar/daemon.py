@@ -20,7 +20,7 @@ import uvloop
 from rrpa_sidecar import __version__
 from rrpa_sidecar.clock import SystemClock
 from rrpa_sidecar.config import Config
-from rrpa_sidecar.config_kinds import BELL_SUFFIX
+from rrpa_sidecar.config_kinds import BELL_SUFFIX, show_size
 from rrpa_sidecar.control.attach_service import AttachService, engine_server_options
 from rrpa_sidecar.control.broker import Broker
 from rrpa_sidecar.control.pump import Pump
@@ -28,7 +28,7 @@ from rrpa_sidecar.frontend.grpcio.handlers import RRPAHandlers
 from rrpa_sidecar.frontend.grpcio.health import Health
 from rrpa_sidecar.frontend.grpcio.server import create_server
 from rrpa_sidecar.metrics import Metrics
-from rrpa_sidecar.shm.directory import open_directory
+from rrpa_sidecar.shm.directory import SegmentDirectory, open_directory
 from rrpa_sidecar.shm.doorbell import Bell
 from rrpa_sidecar.sidecar import addresses
 from rrpa_sidecar.sidecar.drain import Signals, drain
@@ -87,6 +87,7 @@ class _Daemon:
         self._engine_claim = self._claim(config.engine_socket, "--engine-socket")
         self._envoy_claim = self._claim(config.envoy_socket, "--envoy-socket")
         directory = open_directory(config.shm_dir)
+        _warn_of_little_room(directory, config)
         clock = SystemClock()
         self._metrics = Metrics(clock)
         bell = Bell(config.engine_socket + BELL_SUFFIX)
@@ -149,6 +150,17 @@ class _Daemon:
         claim = Claim(path, flag)
         self._undo.callback(claim.release)
         return claim
+
+
+def _warn_of_little_room(directory: SegmentDirectory, config: Config) -> None:
+    """A container's /dev/shm has 64 MiB unless somebody says otherwise."""
+    total_bytes = directory.space().total_bytes
+    if 0 < total_bytes < config.shm_bytes:
+        log.warning(
+            "%s has %s in all, --shm-bytes promises streams %s: they will fail when it is full;"
+            " make it larger (docker: --shm-size) or lower --shm-bytes",
+            *(config.shm_dir, show_size(total_bytes), show_size(config.shm_bytes)),
+        )
 
 
 def _listen(server: grpc.aio.Server, bound: socket.socket) -> None:

@@ -39,7 +39,9 @@ class Claim:
         try:
             self._lock = _lock(path + LOCK_SUFFIX)
         except BlockingIOError:
-            raise StartupError(f"{flag}: {path} is taken by {_listener(path)}") from None
+            raise StartupError(
+                f"{flag}: {path} is taken by {_listener(path)}; stop it or choose another path"
+            ) from None
         except OSError as error:
             raise StartupError(
                 f"{flag}: cannot use {path}: {os.strerror(error.errno or 0)}; the directory must"

