@@ -34,13 +34,17 @@ $(VENV)/.made:
 	@touch $@
 
 # One install per extra and per content of pyproject.toml; sources are used in place (-e).
-# pip's own words go to a log; people see the names of the packages as they come.
+# pip's own words go to a log; people see the names of the packages as they come, which awk
+# would keep to itself until its buffer is full.
 $(VENV)/.installed-%: $(VENV)/.made pyproject.toml
 	@echo "install: rrpa-sidecar[$*] into $(VENV)"
 	@$(BIN)/python -m pip install --progress-bar off -e '.[$*]' 2>$(VENV)/install.err \
 	  | tee $(VENV)/install.log \
-	  | awk '/^ *Collecting /{sub(/[^A-Za-z0-9_.-].*/, "", $$2); printf "  %s", $$2; fflush(); n++} \
-	         /^Installing collected/{printf "\n  unpacking"; fflush(); n++} END{if (n) print ""}' \
+	  | { col=0; while read -r what name more; do case "$$what $$name $$more" in \
+	      "Installing build"*started) echo "  the build's own tools";; \
+	      Collecting*) name="  $${name%%[!A-Za-z0-9_.-]*}"; col=$$((col + $${#name})); \
+	        if ((col > 79)); then echo; col=$${#name}; fi; printf '%s' "$$name";; \
+	      "Installing collected"*) if ((col)); then echo; fi; echo "  unpacking";; esac; done; } \
 	  || { tail -30 $(VENV)/install.log >&2; grep -v 'is ignored: it is neither' $(VENV)/install.err >&2; \
 	       echo "install failed; all of it: $(VENV)/install.log" >&2; exit 1; }
 	@touch $@

