@@ -66,7 +66,7 @@ def test_grpcurl_example_prints_frames(stack: Stack) -> None:
 
 
 def test_curl_example_prints_text(stack: Stack) -> None:
-    line = replaced(EXAMPLES["curl"], "cert.pem", stack.envoy.ca)
+    line = replaced(EXAMPLES["curl"], "envoy-here/cert.pem", stack.envoy.ca)
     argv = shlex.split(replaced(line, "localhost:8443", stack.envoy.address))
     assert run([argv[0], "-sS", *argv[1:]])
 

@@ -21,7 +21,7 @@ def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_it_writes_checks_and_prints_the_next_command(tmp_path: pathlib.Path) -> None:
-    out = tmp_path / "new" / "folder"
+    out = tmp_path / "new" / "a folder"
     done = run("--out", str(out), "--envoy-listen", "127.0.0.1:9443", RRPA_QUEUE_LIMIT="5")
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in out.iterdir()) == [
