@@ -1,8 +1,13 @@
-"""Tokens arrive as they are produced, for as long as they take (E3, G35, G42, G43)."""
+"""Tokens arrive as they are produced, for as long as they take (E3, G35, G42, G43).
+
+The engine writes into each token when it committed it, so gaps are compared with the gaps that
+the engine really made, and not with those that it was asked for.
+"""
 
 from __future__ import annotations
 
 import itertools
+import os
 import statistics
 import subprocess
 import threading
@@ -10,41 +15,73 @@ import time
 from collections.abc import Iterator
 
 import grpc
+import pytest
 
 from rrpa_sidecar.pb import rrpa_pb2_grpc
 from tests.conformance.asking import replay
 from tests.conformance.callers import Caller, GrpcCaller, HttpCaller, Request
+from tests.harness.processes import ReplayEngine, Stack
 
 TOKENS = 60
 PACE_S = 0.05
-GAP_TOLERANCE_S = 0.005
+LIMIT_MS = 5.0
+QUIET = 20
+"""Gaps of one second."""
+TRIES = 5
 SILENT_S = 26
+STAMPED = Request(model="stamped", prompt="echo:" + "x" * TOKENS)
 
 
-def arrivals(caller: Caller, request: Request) -> Iterator[float]:
-    """Yield the moment at which each token reached the caller."""
+@pytest.fixture(scope="module")
+def stamping(stack: Stack) -> Iterator[None]:
+    """An engine beside the others that stamps its tokens: `<19 digits> x`, one each PACE_S."""
+    pace = {"tokens_per_second": 1 / PACE_S, "bytes_per_token": 1}
+    with ReplayEngine(stack.daemon, model="stamped", stamp=True, **pace):
+        yield
+
+
+def pieces(caller: Caller) -> Iterator[bytes]:
+    """Yield the bytes of the answer as they reach the caller."""
     if isinstance(caller, GrpcCaller):
-        for frame in caller.stub.CreateStream(request, timeout=60):
-            if frame.data:
-                yield time.monotonic()
+        for frame in caller.stub.CreateStream(STAMPED, timeout=60):
+            yield frame.data
         return
     assert isinstance(caller, HttpCaller)
-    with subprocess.Popen(caller.argv(request), stdout=subprocess.PIPE, bufsize=0) as curl:
+    with subprocess.Popen(caller.argv(STAMPED), stdout=subprocess.PIPE, bufsize=0) as curl:
         assert curl.stdout is not None
-        while curl.stdout.read(65536):
-            yield time.monotonic()
+        while part := os.read(curl.stdout.fileno(), 65536):
+            yield part
 
 
-def test_gaps_at_the_caller_are_the_engines_gaps(caller: Caller) -> None:
-    request = replay([b"token "] * TOKENS, between_s=PACE_S)
-    at = list(arrivals(caller, request))
-    assert len(at) == TOKENS, "no two tokens came as one"
-    off = sorted(abs(b - a - PACE_S) for a, b in itertools.pairwise(at))
-    print("ms off the engine's pace:", [round(each * 1000, 2) for each in off])
-    assert statistics.median(off) < GAP_TOLERANCE_S
-    # A busy machine delays a token now and then; a buffer would delay nearly all.
-    assert off[int(len(off) * 0.8)] < 2 * GAP_TOLERANCE_S
-    assert abs((at[-1] - at[0]) - PACE_S * (TOKENS - 1)) < 0.25
+def delays_ms(caller: Caller) -> list[float]:
+    """Return, for each token, the time from its commit by the engine to its arrival here."""
+    found: list[float] = []
+    for piece in pieces(caller):
+        now_ns = time.monotonic_ns()
+        found += [(now_ns - int(stamp)) / 1e6 for stamp in piece.decode().split("x")[:-1]]
+    assert len(found) == TOKENS
+    return found
+
+
+def test_gaps_at_the_caller_equal_the_engines_gaps_within_5_ms(
+    stamping: None, caller: Caller
+) -> None:
+    """In a quiet second, every one: a gap here is off by the difference of two delays.
+
+    Other work on the machine delays a token now and then, hence one quiet second of several; a
+    buffer or a batch delays every second token or more, in every second.
+    """
+    for _ in range(TRIES):
+        delays = delays_ms(caller)
+        off = [abs(b - a) for a, b in itertools.pairwise(delays)]
+        best = min(max(off[at : at + QUIET]) for at in range(len(off) - QUIET))
+        print(
+            f"ms off the engine's gaps: median {statistics.median(off):.2f}, most {max(off):.2f},"
+            f" most in the best second {best:.2f}; median delay {statistics.median(delays):.2f}"
+        )
+        if best < LIMIT_MS and statistics.median(delays) < LIMIT_MS:
+            return
+    pytest.fail(f"no quiet second in {TRIES} tries; in the last one {best:.2f} ms at best")
 
 
 def test_a_stream_that_is_silent_for_long_is_cut_by_nobody(
