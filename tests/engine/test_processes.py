@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import select
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
 import pytest
 
+from rrpa_sidecar.engine.llamacpp.model_file import default_model_path
+from rrpa_sidecar.pb import rrpa_pb2
 from tests.engine.fake_sidecar import FakeSidecar, eventually
 
 Started = subprocess.Popen[str]
@@ -41,6 +46,53 @@ def start() -> Iterator[Start]:
 def ready_line(process: Started) -> str:
     assert process.stdout is not None
     return process.stdout.readline().rstrip("\n")
+
+
+def test_flags_of_replay_choose_text_cut_pace_delay_length_and_labels(
+    sidecar: FakeSidecar, start: Start, short_dir: Path
+) -> None:
+    text = short_dir / "text"
+    text.write_bytes(b"\xffabcdefg")
+    what = ["--text-file", str(text), "--bytes-per-token", "3", "--max-tokens", "4"]
+    pace = ["--prompt-delay", "0.3", "--tokens-per-second", "10"]
+    labels = ["--name", "me", "--model", "a", "--capacity", "7"]
+    start("replay", sidecar, *what, *pace, *labels)
+    attachment = sidecar.attached()
+    hello = attachment.hello
+    assert (hello.engine_name, list(hello.models), hello.capacity) == ("me", ["a"], 7)
+    began_ns = time.monotonic_ns()
+    stream_id = sidecar.submit(attachment)[0]
+    reader = sidecar.log(stream_id)
+    data, end = sidecar.answer(stream_id)
+    took_s = (time.monotonic_ns() - began_ns) / 1e9
+    assert data == b"\xffabcdefg\xffab"
+    assert (end.reason, end.completion_tokens) == (rrpa_pb2.FINISH_REASON_LENGTH, 4)
+    reader.progress()
+    first_s = ((reader.first_commit_ns() or 0) - began_ns) / 1e9
+    assert 0.3 <= first_s < 2
+    assert 0.3 + 3 * 0.1 <= took_s < 5
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    ("flag", "fewest", "most"), [("--shared-steps", 20, 30), ("--own-steps", 40, 60)]
+)
+def test_streams_of_replay_share_their_steps_and_bells_or_have_their_own(
+    sidecar: FakeSidecar, start: Start, flag: str, fewest: int, most: int
+) -> None:
+    start("replay", sidecar, flag, "--tokens-per-second", "50", "--prompt-delay", "0.2")
+    attachment = sidecar.attached()
+    ids = [sidecar.submit(attachment, slot=slot, max_tokens=20)[0] for slot in (0, 1)]
+    logs = [sidecar.log(each) for each in ids]
+    rings = 0
+    with socket.fromfd(sidecar.bell.fileno(), socket.AF_UNIX, socket.SOCK_DGRAM) as bell:
+        while not all(log.progress()[1] for log in logs) or select.select([bell], [], [], 0.1)[0]:
+            if select.select([bell], [], [], 0.1)[0]:
+                bell.recv(16)
+                rings += 1
+    for log in logs:
+        log.close()
+    assert fewest <= rings <= most
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
@@ -108,9 +160,16 @@ def test_model_that_is_no_model_is_one_line(
     assert err.count("\n") == 1
 
 
-def test_llamacpp_serves_and_ends_on_a_signal(sidecar: FakeSidecar, start: Start) -> None:
-    process = start("llamacpp", sidecar, "--name", "me", "--threads", "1")
-    assert ready_line(process) == "rrpa engine ready name=me models=gemma-3-270m"
+@pytest.mark.parametrize("chosen", ["default", "by path"])
+def test_llamacpp_serves_and_ends_on_a_signal(
+    sidecar: FakeSidecar, start: Start, short_dir: Path, chosen: str
+) -> None:
+    flags, name = [], "gemma-3-270m"
+    if chosen == "by path":
+        (short_dir / "any-name.gguf").symlink_to(default_model_path())
+        flags, name = ["--model-path", str(short_dir / "any-name.gguf")], "any-name"
+    process = start("llamacpp", sidecar, "--name", "me", "--threads", "1", *flags)
+    assert ready_line(process) == f"rrpa engine ready name=me models={name}"
     attachment = sidecar.attached()
     assert attachment.hello.capacity == 4
     stream_id, _ = sidecar.submit(attachment, prompt="Once upon a time", max_tokens=500)
