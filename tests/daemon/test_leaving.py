@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
@@ -10,10 +11,12 @@ from collections.abc import Callable
 import grpc
 import pytest
 
+from rrpa_sidecar.config import Config
 from rrpa_sidecar.engine import Job, JobCancelled
-from tests.daemon.conftest import REQUEST, STREAM, Hands
+from rrpa_sidecar.frontend.grpcio.server import server_options
+from tests.daemon.conftest import REQUEST, STREAM, Hands, hands
 from tests.harness import raw_h2
-from tests.harness.processes import eventually
+from tests.harness.processes import Daemon, eventually
 
 KILLED = (
     "import sys, grpc\n"
@@ -121,6 +124,42 @@ def test_the_engine_is_told_within_100_ms_and_all_is_given_back(
     assert daemon.metric("rrpa_shm_utilization_percent") == 0
     assert daemon.metric("rrpa_streams_total", code="CANCELLED") == ended + 1
     assert served.answer(b"the next one is clean") == b"the next one is clean"
+
+
+SHORTER = {
+    "grpc.keepalive_time_ms": 1000,
+    "grpc.keepalive_timeout_ms": 500,
+    "grpc.http2.ping_timeout_ms": 500,
+}
+
+
+def test_client_that_vanishes_without_a_word_is_noticed_by_pings() -> None:
+    """Its machine lost power: no FIN, no answer to a ping. With shorter times than shipped."""
+    shipped = dict(server_options(Config()))
+    assert [shipped[each] for each in SHORTER] == [20_000, 10_000, 10_000], "30 s, as documented"
+    code = (
+        "from rrpa_sidecar.cli import main\n"
+        "from rrpa_sidecar.frontend.grpcio import server\n"
+        f"server.KEEPALIVE = tuple((k, {SHORTER}.get(k, v)) for k, v in server.KEEPALIVE)\n"
+        "main()\n"
+    )
+    daemon = Daemon()
+    daemon.argv = [sys.executable, "-c", code, *daemon.argv[3:]]
+    with daemon, hands(daemon) as held, raw_h2.Connection(daemon.grpc_address) as peer:
+        peer.call(STREAM, REQUEST)
+        job = held.job()
+        job.write(b"token ")
+        with contextlib.suppress(TimeoutError):
+            while peer.frame(0.3):  # alive until all is quiet: pings are answered
+                pass
+        began_s = time.monotonic()  # and from here on deaf
+        eventually(lambda: job.cancelled, 10, what="the engine is told")
+        assert time.monotonic() - began_s > 0.5, "it was cut for another reason"
+        with pytest.raises(JobCancelled):
+            job.write(b"nobody reads this")
+        eventually(lambda: not daemon.segments(), what="its file is gone")
+        assert daemon.metric("rrpa_active_streams") == 0
+        assert held.answer(b"others are served") == b"others are served"
 
 
 def test_leaving_after_the_end_cancels_nothing(served: Hands) -> None:

@@ -21,6 +21,8 @@ KEEPALIVE = (
     # A caller whose network drops without a word is noticed after 20 s + 10 s.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    # The time above is a part of this one, whose default of 60 s would prevail (grpcio 1.85).
+    ("grpc.http2.ping_timeout_ms", 10_000),
     # Callers may ping as often as every 10 s, also with no call open: half of that is allowed, so
     # that jitter never counts as a strike. gRPC's own default of 5 minutes ends connections.
     ("grpc.keepalive_permit_without_calls", 1),
