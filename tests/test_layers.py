@@ -52,7 +52,15 @@ RESTRICTED: dict[str, set[str]] = {
     },
     "uvloop": {"sidecar"},
     "click": {"cli"},
-    "google": {"pb", "control.requests", "frontend", "engine", "client", "edge"},
+    "google": {
+        "pb",
+        "control.requests",
+        "control.attach_service",
+        "frontend",
+        "engine",
+        "client",
+        "edge",
+    },
     "posix_ipc": {"shm.directory"},
     # The sidecar never maps what an engine can shorten; only a writer maps its own file.
     "mmap": {"shm.lease"},

@@ -220,7 +220,7 @@ async def test_engine_that_drops_its_call_is_detached(served):
     async with engine(served, hello=served.hello()) as attached:
         await attached.hear()
         attached.call.cancel()
-        await until(lambda: served.broker.engines() == 0)
+        await until(lambda: served.broker.engines() == 0, 1)
 
 
 # --- Refusals -----------------------------------------------------------------------------
@@ -474,11 +474,17 @@ async def test_message_over_the_limit_is_refused_alone(served, size, code):
         assert (await attached.status())[0] is code
 
 
-async def test_message_that_is_no_protobuf_ends_its_own_call_only(served):
+@pytest.mark.parametrize("when", ["first", "later"])
+async def test_message_that_is_no_protobuf_is_refused_alone_without_a_traceback(
+    served, caplog, when
+):
     async with healthy_engine(served), engine(served) as attached:
+        if when == "later":
+            await attached.say(hello=served.hello())
+            await attached.hear()
         await attached.call.write(b"\xff\xff\xff")
-        code, _ = await attached.status()
-        assert code is not grpc.StatusCode.OK
+        assert await attached.status() == (INVALID, "the message is not a rrpa.v1.AttachRequest")
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 # --- Faults of ours -----------------------------------------------------------------------

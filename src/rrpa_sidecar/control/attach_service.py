@@ -11,6 +11,7 @@ import logging
 from typing import Any, Protocol
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from rrpa_sidecar import __version__
 from rrpa_sidecar.control.broker import Broker
@@ -88,14 +89,15 @@ class AttachService(EngineServiceServicer):
     async def _read_hello(self, context: Context) -> Hello:
         try:
             async with asyncio.timeout(self._hello_timeout_s):
-                first = await context.read()
+                first = await _message(context)
         except TimeoutError:
             raise InvalidRequest(f"no Hello within {self._hello_timeout_s:g} s") from None
         if first is EOF:
             raise InvalidRequest("the call ended before Hello")
         if first.WhichOneof("event") != "hello":
             raise InvalidRequest("the first message must be Hello")
-        return first.hello
+        hello: Hello = first.hello
+        return hello
 
     async def _serve(self, hello: Hello, context: Context) -> None:
         outbox = Outbox(hello.capacity)
@@ -139,7 +141,7 @@ class AttachService(EngineServiceServicer):
         return "it ended its call"
 
     async def _read(self, engine: Engine, context: Context) -> None:
-        while (message := await context.read()) is not EOF:
+        while (message := await _message(context)) is not EOF:
             kind = message.WhichOneof("event")
             if kind == "hello":
                 raise InvalidRequest("Hello came twice; it is the first message and only that")
@@ -154,3 +156,15 @@ class AttachService(EngineServiceServicer):
     async def _write(self, outbox: Outbox, context: Context) -> None:
         while True:
             await context.write(await outbox.take())
+
+
+async def _message(context: Context) -> Any:
+    """Return the engine's next message, EOF after the last.
+
+    Raises:
+      InvalidRequest: its bytes are no message; their sender is at fault, so no traceback.
+    """
+    try:
+        return await context.read()
+    except DecodeError as exc:
+        raise InvalidRequest("the message is not a rrpa.v1.AttachRequest") from exc
