@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import random
 import time
 import urllib.request
+from typing import Any
 
 import grpc
 import pytest
@@ -56,6 +58,40 @@ def test_a_stream_is_counted_once_in_every_metric(fresh: Stack, fresh_caller: Gr
     after = {name: fresh.daemon.metric(name, model="test") - before[name] for name in names}
     assert after == dict(zip(names, [8, 1, 1, 1], strict=True))
     assert fresh.daemon.metric("rrpa_streams_total", model="test", code="OK") == ok + 1
+
+
+def test_first_token_is_the_clients_time_and_its_parts_are_told_apart(
+    fresh: Stack, fresh_caller: GrpcCaller
+) -> None:
+    """The fifth of five waits 0.4 s for one of 4 slots, then 0.3 s for the engine."""
+
+    def sums() -> dict[str, float]:
+        names = ["first_token_latency", "engine_first_token", "queue_wait", "inter_token"]
+        return {
+            name: fresh.daemon.metric(f"rrpa_{name}_seconds_sum", model="test") for name in names
+        }
+
+    def first_token_s(call: Any, began_s: float) -> float:
+        next(call)
+        return time.monotonic() - began_s
+
+    before, calls, began = sums(), [], []
+    for at in range(5):
+        began.append(time.monotonic())
+        request = replay([b"a", b"b"], delay_s=0.4 if at < 4 else 0.3, between_s=0.02)
+        calls.append(fresh_caller.stub.CreateStream(request, timeout=20))
+        calls[-1].initial_metadata()  # accepted, so the fifth is the one that waits
+    with concurrent.futures.ThreadPoolExecutor(5) as pool:
+        seen = sum(pool.map(first_token_s, calls, began))
+    for call in calls:
+        assert b"".join(frame.data for frame in call) == b"b"
+    after = sums()
+    first, engine, queue, gaps = (after[name] - before[name] for name in after)
+    print(f"at the client {seen:.3f} s, {first=:.3f} {engine=:.3f} {queue=:.3f} {gaps=:.3f}")
+    assert 4 * 0.4 + 0.3 <= engine < first - 0.3
+    assert 0.3 < queue <= first - engine
+    assert engine + queue <= first <= seen
+    assert 5 * 0.02 * 0.5 < gaps < 5 * 0.02 + 1
 
 
 def test_an_answer_without_a_token_has_no_first_token(
