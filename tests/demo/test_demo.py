@@ -16,6 +16,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from rrpa_sidecar.cli.demo_call import Seen
+from rrpa_sidecar.cli.demo_screen import Screen
 from tests.harness.processes import Process, eventually
 
 LINE = re.compile(
@@ -68,6 +70,23 @@ class Demo(Process):
     def assert_nothing_is_left(self) -> None:
         eventually(lambda: not self.children(), 10, "no process of the demo is left")
         assert self.directories() == []
+
+
+def test_line_says_what_each_hop_added_and_the_parts_are_the_whole() -> None:
+    seen = Seen(asked_s=10.0, arrivals_s=[10.5, 10.6, 10.7], size_bytes=12, tokens=5)
+    seen.server_timing = "queue;dur=100.0, engine;dur=300.0, sidecar;dur=2.5"
+    assert seen.line() == (
+        "first token 500.0 ms (engine 300.0, sidecar 102.5, Envoy 97.5), 20.0 tokens/s,"
+        " 12 bytes, 3 frames"
+    )
+
+
+def test_a_step_that_takes_longer_than_a_second_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with Screen().step("waiting"):
+        eventually(lambda: "waiting ...\n" in capsys.readouterr().err, 5)
+    assert re.search(r"^waiting: \d\.\d s$", capsys.readouterr().err, re.M)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email
 import json
 import pathlib
 import re
@@ -56,6 +57,28 @@ def test_wheel_holds_the_package_its_types_its_format_page_and_nothing_else(
         assert f"rrpa_sidecar/{wanted}" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert {name.split("/")[0].split("-")[0] for name in names} == {"rrpa_sidecar"}
+
+
+def test_wheel_declares_its_license_its_pythons_its_extras_and_one_command(
+    wheel: pathlib.Path,
+) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (about,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    declares = email.message_from_bytes(archive.read(about))
+    assert declares["License-Expression"] == "Apache-2.0"
+    assert declares["Requires-Python"] == ">=" + environments.pythons()[0]
+    assert {"llamacpp", "envoy", "demo", "test", "bench"} == set(
+        declares.get_all("Provides-Extra", [])
+    )
+    entries = archive.read(about.replace("METADATA", "entry_points.txt")).decode()
+    assert entries.split("\n", 1)[1].strip() == "rrpa = rrpa_sidecar.cli:main"
+    assert entries.startswith("[console_scripts]\n")
+
+
+def test_installed_command_runs(newest_environment: Environment) -> None:
+    command = pathlib.Path(newest_environment.python).with_name("rrpa")
+    for asked in (["--version"], ["serve", "--help"], ["engine", "replay", "--help"]):
+        assert run([str(command), *asked])
 
 
 def test_daemon_install_brings_only_what_is_declared(newest_environment: Environment) -> None:
