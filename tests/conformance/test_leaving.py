@@ -1,7 +1,7 @@
 """A caller that goes away stops the engine's work (R3, field-bugs.md G14).
 
-Evidence is the engine's: its log says CANCELLED, nothing was committed later than 100 ms after
-the caller left, the slot is free and the file gone.
+Evidence is the engine's: its slot is free once its log has ended and the lease is dropped, and
+then the file goes. 100 ms as a rule of several rounds.
 """
 
 from __future__ import annotations

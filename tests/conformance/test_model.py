@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Iterator
 
 import grpc
@@ -9,6 +11,7 @@ import pytest
 
 from rrpa_sidecar.pb import rrpa_pb2, rrpa_pb2_grpc
 from tests.conformance.callers import ROWS, Caller, GrpcCaller, Request
+from tests.conformance.test_leaving import STOPPED_WITHIN_S
 from tests.harness.processes import LlamaEngine, Stack, eventually
 
 MODEL = "tiny"
@@ -59,9 +62,14 @@ def test_usage_finish_and_frames_of_a_real_answer(model_stack: Stack) -> None:
         frame.data.decode("utf-8")
 
 
-def test_cancelled_model_stops_and_frees_its_slot(model_stack: Stack) -> None:
+@pytest.mark.parametrize("first_token", [False, True], ids=["before-first-token", "mid-stream"])
+def test_cancelled_model_stops_within_100_ms_and_frees_its_slot(
+    model_stack: Stack, first_token: bool
+) -> None:
     caller = tcp(model_stack)
-    long = Request(model=MODEL, prompt=COUNTING, max_tokens=2000, ignore_eos=True)
+    long = Request(model=MODEL, prompt=COUNTING * 100, max_tokens=2000, ignore_eos=True)
+    if first_token:
+        long.prompt = COUNTING
     with grpc.insecure_channel(model_stack.daemon.grpc_address) as channel:
         control = rrpa_pb2_grpc.RRPAServiceStub(channel)
 
@@ -69,13 +77,18 @@ def test_cancelled_model_stops_and_frees_its_slot(model_stack: Stack) -> None:
             listed = control.ListModels(rrpa_pb2.ListModelsRequest(), timeout=5)
             return sum(model.active for model in listed.models)
 
-        for first_token in (False, True):
+        took = []
+        for _ in range(5):
             call = caller.stub.CreateStream(long, timeout=60)
             call.initial_metadata()
             if first_token:
                 next(call)
             eventually(lambda: active() == 1, what="the model works")
+            began = time.monotonic()
             call.cancel()
             eventually(lambda: active() == 0, 2, "the model stopped")
+            took.append(time.monotonic() - began)
             eventually(lambda: not model_stack.daemon.segments(), 2, "the file is gone")
     caller.close()
+    print("seconds until the model had stopped:", [round(each, 3) for each in took])
+    assert statistics.median(took) < STOPPED_WITHIN_S, took
