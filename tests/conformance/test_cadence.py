@@ -25,9 +25,9 @@ from tests.harness.processes import ReplayEngine, Stack
 TOKENS = 60
 PACE_S = 0.05
 LIMIT_MS = 5.0
-QUIET = 20
-"""Gaps of one second."""
-TRIES = 5
+QUIET = 10
+"""Gaps of half a second."""
+TRIES = 8
 SILENT_S = 26
 STAMPED = Request(model="stamped", prompt="echo:" + "x" * TOKENS)
 
@@ -66,22 +66,23 @@ def delays_ms(caller: Caller) -> list[float]:
 def test_gaps_at_the_caller_equal_the_engines_gaps_within_5_ms(
     stamping: None, caller: Caller
 ) -> None:
-    """In a quiet second, every one: a gap here is off by the difference of two delays.
+    """A gap here is off by the difference of two delays.
 
-    Other work on the machine delays a token now and then, hence one quiet second of several; a
-    buffer or a batch delays every second token or more, in every second.
+    Half of all gaps, and every one of a quiet half second: other work on the machine delays a
+    token now and then; a buffer or a batch delays every second one or more, all the time.
     """
     for _ in range(TRIES):
         delays = delays_ms(caller)
         off = [abs(b - a) for a, b in itertools.pairwise(delays)]
         best = min(max(off[at : at + QUIET]) for at in range(len(off) - QUIET))
+        usual = statistics.median(off)
         print(
-            f"ms off the engine's gaps: median {statistics.median(off):.2f}, most {max(off):.2f},"
-            f" most in the best second {best:.2f}; median delay {statistics.median(delays):.2f}"
+            f"ms off the engine's gaps: median {usual:.2f}, most {max(off):.2f}, most in the best"
+            f" half second {best:.2f}; median delay {statistics.median(delays):.2f}"
         )
-        if best < LIMIT_MS and statistics.median(delays) < LIMIT_MS:
+        if max(best, usual, statistics.median(delays)) < LIMIT_MS:
             return
-    pytest.fail(f"no quiet second in {TRIES} tries; in the last one {best:.2f} ms at best")
+    pytest.fail(f"no quiet half second in {TRIES} tries; in the last one {best:.2f} ms at best")
 
 
 def test_a_stream_that_is_silent_for_long_is_cut_by_nobody(
