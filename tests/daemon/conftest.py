@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -61,6 +62,19 @@ def hands(daemon: Daemon, **engine: Any) -> Iterator[Hands]:
     ):
         eventually(lambda: attached.serving, what="the engine is attached")
         yield Hands(daemon, attached, channel)
+
+
+def impatient(options: dict[str, int]) -> Daemon:
+    """A daemon with other times of gRPC's keepalive. What is not set at all stays unset."""
+    code = (
+        "from rrpa_sidecar.cli import main\n"
+        "from rrpa_sidecar.frontend.grpcio import server\n"
+        f"server.KEEPALIVE = tuple((k, {options}.get(k, v)) for k, v in server.KEEPALIVE)\n"
+        "main()\n"
+    )
+    daemon = Daemon()
+    daemon.argv = [sys.executable, "-c", code, *daemon.argv[3:]]
+    return daemon
 
 
 @pytest.fixture(scope="module")

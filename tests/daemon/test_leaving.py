@@ -14,9 +14,9 @@ import pytest
 from rrpa_sidecar.config import Config
 from rrpa_sidecar.engine import Job, JobCancelled
 from rrpa_sidecar.frontend.grpcio.server import server_options
-from tests.daemon.conftest import REQUEST, STREAM, Hands, hands
+from tests.daemon.conftest import REQUEST, STREAM, Hands, hands, impatient
 from tests.harness import raw_h2
-from tests.harness.processes import Daemon, eventually
+from tests.harness.processes import eventually
 
 KILLED = (
     "import sys, grpc\n"
@@ -137,15 +137,11 @@ def test_client_that_vanishes_without_a_word_is_noticed_by_pings() -> None:
     """Its machine lost power: no FIN, no answer to a ping. With shorter times than shipped."""
     shipped = dict(server_options(Config()))
     assert [shipped[each] for each in SHORTER] == [20_000, 10_000, 10_000], "30 s, as documented"
-    code = (
-        "from rrpa_sidecar.cli import main\n"
-        "from rrpa_sidecar.frontend.grpcio import server\n"
-        f"server.KEEPALIVE = tuple((k, {SHORTER}.get(k, v)) for k, v in server.KEEPALIVE)\n"
-        "main()\n"
-    )
-    daemon = Daemon()
-    daemon.argv = [sys.executable, "-c", code, *daemon.argv[3:]]
-    with daemon, hands(daemon) as held, raw_h2.Connection(daemon.grpc_address) as peer:
+    with (
+        impatient(SHORTER) as daemon,
+        hands(daemon) as held,
+        raw_h2.Connection(daemon.grpc_address) as peer,
+    ):
         peer.call(STREAM, REQUEST)
         job = held.job()
         job.write(b"token ")
