@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 
 import pytest
 
 from rrpa_sidecar.control.lifecycle import State
 from rrpa_sidecar.errors import (
+    CapacityExhausted,
     CorruptLog,
     EngineLost,
     EngineStatus,
@@ -354,3 +356,56 @@ def test_move_whose_waker_raised_is_told_again_by_the_next_sweep(broker, cast):
     stream.waker = lambda: woken.append(1)
     broker.sweep()
     assert woken
+
+
+# --- A sidecar without descriptors --------------------------------------------------------
+
+
+@pytest.fixture
+def no_more_files():
+    """Return a function: True, this process may open no more files; False, it may again."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def limit(none_left: bool) -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3 if none_left else soft, hard))
+
+    yield limit
+    limit(False)
+
+
+def test_stream_whose_log_cannot_be_opened_waits_and_loses_nothing(broker, cast, no_more_files):
+    engine = cast.engine()
+    stream = cast.open()
+    engine.begin(stream.stream_id)
+    no_more_files(True)
+    engine.write(stream, b"all of it")
+    engine.finish(stream)
+    broker.sweep()
+    assert stream.poll() is None
+    with pytest.raises(CapacityExhausted, match=r"ulimit -n"):
+        cast.open()
+    no_more_files(False)
+    broker.sweep()
+    assert read_all(stream)[0] == b"all of it"
+    stream.leave()
+    assert_at_rest(broker)
+
+
+def test_file_that_cannot_be_checked_for_want_of_descriptors_is_removed_later(
+    broker, cast, shm, clock, no_more_files
+):
+    engine = cast.engine()
+    stream = cast.open()
+    engine.write(stream, b"a")
+    engine.finish(stream)
+    read_all(stream)
+    no_more_files(True)
+    stream.leave()
+    assert broker.busy
+    no_more_files(False)
+    assert streams_in(shm) != []
+    assert broker.shm_used_bytes() == STREAM_BYTES
+    clock.jump_s(1)
+    broker.sweep()
+    assert streams_in(shm) == []
+    assert_at_rest(broker)

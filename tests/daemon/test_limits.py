@@ -1,13 +1,15 @@
-"""One limit for a request, refused above it by name, with the neighbours unharmed (G9)."""
+"""Limits of requests (G9) and of open files (G38): refused by name, the neighbours unharmed."""
 
 from __future__ import annotations
 
 import resource
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
 
+from rrpa_sidecar.engine import Job
 from rrpa_sidecar.pb import rrpa_pb2 as pb
 from tests.daemon.conftest import Hands, hands
 from tests.harness.processes import Daemon, eventually
@@ -99,3 +101,29 @@ def test_calls_above_all_limits_are_refused_by_us_and_not_by_http2() -> None:
 
 def call_is_over(call: grpc.Call) -> bool:
     return not call.is_active()
+
+
+def outcome_of(call: Any) -> str:
+    """Return what the client got: the text, or the code and the limit that was named."""
+    try:
+        return b"".join(frame.data for frame in call).decode()
+    except grpc.RpcError as error:
+        return f"{error.code().name} {'ulimit -n' in error.details()}"
+
+
+def test_streams_beyond_the_limit_of_open_files_wait_or_are_refused_and_no_file_stays() -> None:
+    with Daemon(stream_bytes=128 * 1024) as daemon, hands(daemon, capacity=200) as held:
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (96, 96))
+        calls = [held.call() for _ in range(200)]
+        jobs: list[Job] = []
+        eventually(lambda: jobs.extend(held.engine.poll()) or len(jobs) == 200, what="all began")
+        for job in jobs:
+            job.write(b"ans")
+        assert outcome_of(held.call(timeout=5)) == "RESOURCE_EXHAUSTED True"
+        for job in jobs:
+            job.write(b"wer")
+            job.finish("stop")
+        assert {outcome_of(call) for call in calls} == {"answer"}
+        eventually(lambda: daemon.segments() == [], what="no file stays")
+        assert daemon.metric("rrpa_shm_utilization_percent") == 0
+        assert "corrupt" not in daemon.stderr

@@ -8,6 +8,7 @@ from rrpa_sidecar.control.admission import Budget, Queue
 from rrpa_sidecar.control.engines import Engines
 from rrpa_sidecar.control.requests import shortened
 from rrpa_sidecar.errors import CapacityExhausted, Draining, ModelNotFound, NoEngine
+from rrpa_sidecar.shm.descriptors import check_room
 from rrpa_sidecar.shm.directory import SegmentDirectory
 
 
@@ -48,6 +49,7 @@ class Gate:
             raise ModelNotFound(
                 f"no engine serves model {shortened(model)}; ListModels says what can be asked for"
             )
+        check_room()
         self.check_space()
         self._check_queue(model)
 

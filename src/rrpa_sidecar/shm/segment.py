@@ -10,6 +10,7 @@ import zlib
 
 from rrpa_sidecar.errors import CapacityExhausted, CorruptLog, SegmentMissing
 from rrpa_sidecar.shm import layout
+from rrpa_sidecar.shm.descriptors import is_reserved, too_many
 from rrpa_sidecar.shm.directory import NO_DESCRIPTORS, SegmentDirectory
 
 _BIRTH = struct.Struct("<8sIIQ16s")
@@ -25,7 +26,7 @@ def open_segment(
     Raises:
       SegmentMissing: it does not exist.
       CorruptLog: it is something else than that.
-      CapacityExhausted: too many files are open; it may be all right.
+      CapacityExhausted: too many files are open, or nearly: some descriptors are kept in reserve.
     """
     try:
         fd = directory.open(name)
@@ -35,6 +36,9 @@ def open_segment(
                 f"{name} cannot be opened now: {exc.strerror}; raise the limit (ulimit -n)"
             ) from exc
         raise CorruptLog(f"{name} cannot be opened: {exc.strerror}") from exc
+    if is_reserved(fd):
+        os.close(fd)
+        raise too_many()
     found = os.fstat(fd)
     if found.st_nlink == 0:
         fault = "was removed while it was opened"
