@@ -334,14 +334,21 @@ def test_words_of_slots_without_a_stream_are_ignored(broker, cast):
     assert stream.poll() is None
 
 
-def test_stamp_from_the_future_or_past_gives_no_negative_time(cast, metrics, clock):
+@pytest.mark.parametrize(("clock_error_s", "taken_s"), [(-0.5, 0), (1e9, 0.25)])
+def test_stamp_from_the_past_or_future_gives_no_time_that_cannot_be(
+    broker, cast, metrics, clock, clock_error_s, taken_s
+):
     engine = cast.engine()
     stream = cast.open()
-    clock.jump_s(-0.5)  # the writer's clock
-    engine.write(stream, b"a")
+    writer = engine.begin(stream.stream_id)
+    clock.jump_s(clock_error_s)  # the writer's clock
+    writer.write(b"a")
+    clock.jump_s(0.25 - clock_error_s)
+    broker.scan()
     read_all(stream)
-    assert metrics.model("test").engine_first_token_s.total_s == 0
-    assert stream.timing.first_commit_ns == stream.timing.submitted_ns
+    assert metrics.model("test").engine_first_token_s.total_s == pytest.approx(taken_s)
+    timing = stream.timing
+    assert timing.first_commit_ns - timing.submitted_ns == pytest.approx(taken_s * 1e9)
 
 
 def test_move_whose_waker_raised_is_told_again_by_the_next_sweep(broker, cast):

@@ -64,6 +64,19 @@ async def test_frames_carry_offsets_and_one_finish_is_last(front: Front) -> None
     assert front.codes() == {"OK": 1}
 
 
+@pytest.mark.parametrize(
+    ("said", "told"), [(99, 99), (2**31 - 1, 2**31 - 1), (2**31, 0), (2**32 - 1, 0)]
+)
+async def test_a_reason_that_no_enum_can_hold_is_told_as_unspecified(
+    front: Front, said: int, told: int
+) -> None:
+    front.broker.on_open = lambda stream: stream.finish(reason=said)
+    call = front.stream()
+    (last,) = frames([frame async for frame in call])
+    assert last.finish.reason == told
+    assert await call.code() is grpc.StatusCode.OK
+
+
 async def test_message_bodies_joined_are_the_answer_and_the_first_names_the_type(
     front: Front,
 ) -> None:

@@ -115,6 +115,10 @@ class Broker:
         self._dispatch.run()
         return stream
 
+    def now_ns(self) -> int:
+        """Return the clock that `LiveStream.timing` is in."""
+        return self._clock.now_ns()
+
     def polled(self, stream: LiveStream) -> None:
         """Take note of what a front end's poll has found out."""
         self._watch.polled(stream)

@@ -44,6 +44,8 @@ class Timing:
 class Keeper(Protocol):
     """What a stream asks of its broker."""
 
+    def now_ns(self) -> int: ...
+
     def polled(self, stream: LiveStream) -> None: ...
 
     def leave(self, stream: LiveStream) -> None: ...
@@ -153,6 +155,8 @@ class LiveStream:
         submitted_ns = self.timing.submitted_ns
         if stamp is None or submitted_ns is None:
             return
-        # The stamp comes from another process; a wrong one must not become a negative time.
-        self.timing.first_commit_ns = max(stamp, submitted_ns)
+        # The stamp comes from another process, perhaps of another time namespace; a wrong one
+        # must not become a negative time, nor one that spoils the sum of all.
+        now_ns = self._keeper.now_ns()
+        self.timing.first_commit_ns = min(max(stamp, submitted_ns), now_ns)
         self._meter.engine_first_token((self.timing.first_commit_ns - submitted_ns) / 1e9)

@@ -11,6 +11,8 @@ from rrpa_sidecar.stream.events import Data, Finished
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
 
+REASON_MAX = 2**31 - 1
+
 NOT_A_BODY = b"\xff"
 """No google.api.HttpBody, nor any other message: a field's tag that does not end."""
 
@@ -38,8 +40,10 @@ class StreamFrames:
         return pb.CreateStreamResponse(offset=event.offset, data=event.data).SerializeToString()
 
     def finish(self, event: Finished) -> bytes:
+        # Enums are open, but have 31 bits; a log's field has 32, and an engine may fill them all.
+        reason = event.reason if event.reason <= REASON_MAX else pb.FINISH_REASON_UNSPECIFIED
         finish = pb.Finish(
-            reason=event.reason,  # type: ignore[arg-type]  # any number: enums are open
+            reason=reason,  # type: ignore[arg-type]
             stop_sequence=event.stop_sequence,
             usage=pb.Usage(
                 prompt_tokens=event.prompt_tokens,
