@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import pathlib
 import socket
 import threading
 import time
@@ -14,6 +16,7 @@ from rrpa_sidecar.config import Config
 from rrpa_sidecar.frontend.grpcio import health as names
 from rrpa_sidecar.frontend.grpcio.server import server_options
 from rrpa_sidecar.pb import rrpa_pb2 as pb
+from rrpa_sidecar.sidecar.metrics_server import PEER_LIMIT
 from tests.daemon.conftest import REQUEST, STREAM, Hands, hands, impatient
 from tests.harness import raw_h2
 from tests.harness.processes import Daemon, eventually
@@ -79,6 +82,27 @@ def test_a_scrape_is_not_held_up_by_peers_that_say_nothing(daemon: Daemon) -> No
     assert time.monotonic() - begin_s < 2
     for peer in silent:
         peer.socket.close()
+
+
+def test_slow_peers_of_the_metrics_port_take_no_threads_and_keep_no_scrape_out(
+    daemon: Daemon,
+) -> None:
+    host, _, port = daemon.metrics_address.rpartition(":")
+    tasks = pathlib.Path(f"/proc/{daemon.pid}/task")
+    before = len(list(tasks.iterdir()))
+    with contextlib.ExitStack() as peers:
+        slow = []
+        for _ in range(4 * PEER_LIMIT):
+            peer = peers.enter_context(socket.create_connection((host, int(port)), 5))
+            peer.sendall(b"GET /metrics HTTP/1.1\r\nX-Slow: ")
+            slow.append(peer)
+        assert daemon.metrics()
+        eventually(
+            lambda: len(list(tasks.iterdir())) <= before + 1.5 * PEER_LIMIT, what="few threads"
+        )
+        slow[-1].sendall(b"done\r\n\r\n")  # the youngest is served, the eldest cut off
+        assert slow[-1].recv(4096).startswith(b"HTTP/1.0 200 OK")
+        assert slow[0].recv(4096)[:15] != b"HTTP/1.0 200 OK"
 
 
 @pytest.mark.parametrize(

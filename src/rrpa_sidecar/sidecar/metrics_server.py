@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import threading
@@ -18,6 +19,9 @@ PEER_TIMEOUT_S = 10.0
 BACKLOG = 128
 """Connections that may wait for the thread. Above it the kernel drops a SYN, and whoever sent it
 tries again after a second (seen with 16 and a burst of 20)."""
+PEER_LIMIT = 16
+"""Peers of one address at once. One more cuts off the one that is there longest, so that no peer,
+however slow, keeps a scrape out, or takes the threads and descriptors that streams need."""
 SELECT_TIMEOUT_S = 3600.0
 
 
@@ -59,6 +63,8 @@ class _Server(ThreadingHTTPServer):
         super().__init__(bound.getsockname()[:2], handler, bind_and_activate=False)
         self.socket.close()
         self.socket = bound
+        self._peers: dict[socket.socket, None] = {}  # oldest first
+        self._lock = threading.Lock()
         bound.listen(BACKLOG)
 
     def serve(self) -> None:
@@ -70,6 +76,25 @@ class _Server(ThreadingHTTPServer):
         self.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which then sees the next line
         self.shutdown()
         self.server_close()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve one more peer, in a thread of its own."""
+        with self._lock:
+            if len(self._peers) >= PEER_LIMIT:
+                self._cut_off(next(iter(self._peers)))
+            self._peers[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Let a peer go: its thread's last act."""
+        with self._lock:
+            self._peers.pop(request, None)
+        super().shutdown_request(request)
+
+    def _cut_off(self, peer: socket.socket) -> None:
+        del self._peers[peer]
+        with contextlib.suppress(OSError):  # it went by itself
+            peer.shutdown(socket.SHUT_RDWR)  # its thread reads the end, or fails to write
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         log.debug("metrics peer %s broke off", client_address, exc_info=True)
