@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from rrpa_sidecar.errors import InvalidRequest
@@ -11,19 +14,45 @@ MODEL_LIMIT_BYTES = 128
 """Longest name of a model that an engine may announce: engine.proto, Hello.models."""
 
 
+READ_FIELDS = ("model", "max_tokens")
+
+
+def _routing_message() -> type[Any]:
+    """Return a message class with only those fields of `CreateStreamRequest` that are read here.
+
+    All others are unknown to it and are skipped, not built. A request of 8 MiB can hold 4 million
+    messages: building them held up every stream for 194 ms and took 217 MB, skipping them takes
+    12 ms (one run each, 2-core x86-64, CPython 3.11, protobuf 6 with upb).
+    """
+    whole = descriptor_pb2.DescriptorProto()
+    CreateStreamRequest.DESCRIPTOR.CopyToProto(whole)
+    file = descriptor_pb2.FileDescriptorProto(name="routing.proto", syntax="proto3")
+    message = file.message_type.add(name="Routing")
+    for field in whole.field:
+        if field.name in READ_FIELDS:
+            field.ClearField("oneof_index")  # `optional`: absent reads as 0, which is as good here
+            field.ClearField("proto3_optional")
+            message.field.append(field)
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("Routing"))
+
+
+_Routing = _routing_message()
+
+
 def model_of(request: bytes) -> str:
     """Return the model that a serialized `CreateStreamRequest` asks for.
 
-    Only `model`, `max_tokens` and `stop_sequences` are judged; the engine owns the meaning of
-    the rest, and gets the same bytes.
+    Only `model` and `max_tokens` are judged; the engine owns the rest, and gets the same bytes.
 
     Raises:
-      InvalidRequest: not a CreateStreamRequest, or one of these fields is wrong.
+      InvalidRequest: no message at all, or one of these fields is wrong.
     """
     try:
-        parsed = CreateStreamRequest.FromString(request)
+        parsed = _Routing.FromString(request)
     except DecodeError as exc:
-        # Strings that are not UTF-8 are found here too. The decoder's own words vary by version.
+        # A model that is not UTF-8 is found here too. The decoder's own words vary by version.
         raise InvalidRequest(
             f"the request's {len(request)} bytes are not a rrpa.v1.CreateStreamRequest"
         ) from exc
@@ -36,9 +65,8 @@ def model_of(request: bytes) -> str:
         )
     if parsed.max_tokens < 0:
         raise InvalidRequest(f"max_tokens is {parsed.max_tokens}; it must be 0 or more")
-    if not all(parsed.stop_sequences):
-        raise InvalidRequest("stop_sequences holds an empty text; it would end every answer")
-    return parsed.model
+    model: str = parsed.model
+    return model
 
 
 def is_model_name(name: str) -> bool:
