@@ -109,6 +109,13 @@ class Config:
         kind=kinds.COUNT,
         group=LIMITS,
     )
+    queue_bytes: int = setting(
+        256 * MIB,
+        "Bytes that the waiting requests may have together; one more is refused with "
+        "RESOURCE_EXHAUSTED. Memory of the sidecar: about 1.5 times this.",
+        kind=kinds.SIZE,
+        group=LIMITS,
+    )
     max_request_bytes: int = setting(
         8 * MIB,
         "Largest request. The same limit holds in Envoy.",

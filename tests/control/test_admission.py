@@ -72,6 +72,16 @@ def test_removal_takes_out_exactly_one_wherever_it_stands():
         queue.remove(tickets[2])
 
 
+def test_queue_knows_the_bytes_of_what_waits():
+    queue = Queue()
+    small, large = queue.add("a", "m", 0, None, 5), queue.add("b", "n", 0, None, 1000)
+    assert queue.size_bytes == 1005
+    queue.remove(large)
+    assert queue.size_bytes == 5
+    queue.remove(small)
+    assert queue.size_bytes == 0
+
+
 def test_deadline_is_late_at_its_moment_and_not_before():
     queue = Queue()
     queue.add("a", "m", 0, 100)

@@ -281,6 +281,21 @@ def test_full_queue_refuses_and_names_slots_and_queue(broker, cast):
     assert broker.queue_length() == 4
 
 
+def test_waiting_requests_are_bounded_by_their_bytes_too(config, shm, metrics, clock):
+    broker = Broker(replace(config, queue_bytes=10_000), shm, "/tmp/bell", metrics, clock)
+    cast = Cast(broker, shm, clock)
+    cast.engine(capacity=1)
+    cast.open(prompt="x" * 20_000)  # it runs at once, and is not the queue's
+    waiting = cast.open(prompt="x" * 6_000)
+    with pytest.raises(CapacityExhausted, match=r"of 10000 bytes \(--queue-bytes\)") as caught:
+        cast.open(prompt="x" * 6_000)
+    assert len(str(caught.value).encode()) <= MESSAGE_LIMIT_BYTES
+    cast.open(prompt="x" * 3_000)
+    waiting.leave()
+    cast.open(prompt="x" * 6_000)
+    cast.close()
+
+
 def test_used_up_budget_makes_wait_and_then_refuses_with_its_name(broker, cast):
     cast.engine(capacity=100)
     streams = [cast.open() for _ in range(8 + 4)]

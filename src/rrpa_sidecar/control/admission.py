@@ -57,6 +57,7 @@ class Ticket:
     model: str = field(compare=False)
     deadline_ns: int | None = field(compare=False)
     stream_id: str = field(compare=False)
+    size_bytes: int = field(compare=False, default=0)
 
 
 class Queue:
@@ -65,6 +66,8 @@ class Queue:
     def __init__(self) -> None:
         self._waiting: dict[str, list[Ticket]] = {}
         self._next = 0
+        self.size_bytes = 0
+        """Bytes of all waiting requests together."""
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
@@ -73,9 +76,17 @@ class Queue:
         for tickets in self._waiting.values():
             yield from tickets
 
-    def add(self, stream_id: str, model: str, priority: int, deadline_ns: int | None) -> Ticket:
+    def add(
+        self,
+        stream_id: str,
+        model: str,
+        priority: int,
+        deadline_ns: int | None,
+        size_bytes: int = 0,
+    ) -> Ticket:
         self._next += 1
-        ticket = Ticket(priority, self._next, model, deadline_ns, stream_id)
+        ticket = Ticket(priority, self._next, model, deadline_ns, stream_id, size_bytes)
+        self.size_bytes += size_bytes
         insort(self._waiting.setdefault(model, []), ticket)
         return ticket
 
@@ -86,6 +97,7 @@ class Queue:
         if at == len(tickets) or tickets[at] != ticket:
             raise StreamMisuse(f"stream {ticket.stream_id} is not in the queue")
         del tickets[at]
+        self.size_bytes -= ticket.size_bytes
         if not tickets:
             del self._waiting[ticket.model]
 

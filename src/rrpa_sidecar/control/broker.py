@@ -104,7 +104,7 @@ class Broker:
             if timeout_s <= 0:
                 raise DeadlinePassed("the deadline had passed when the request arrived")
             deadline_ns = now_ns + int(timeout_s * 1e9)
-        self._gate.check_request(model)
+        self._gate.check_request(model, len(request))
         # From the system's generator: whoever guesses a name could read another's answer.
         stream_id = secrets.token_hex(16)
         meter = self._metrics.model(model)

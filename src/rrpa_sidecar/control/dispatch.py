@@ -41,8 +41,13 @@ class Dispatch:
 
     def wait(self, stream: LiveStream, deadline_ns: int | None) -> None:
         """Put a new stream into the queue; `run` follows."""
-        priority = stream.labels.priority
-        stream.ticket = self._queue.add(stream.stream_id, stream.model, priority, deadline_ns)
+        stream.ticket = self._queue.add(
+            stream.stream_id,
+            stream.model,
+            stream.labels.priority,
+            deadline_ns,
+            len(stream.request),
+        )
         self._waiting[stream.stream_id] = stream
 
     def remove(self, stream: LiveStream) -> None:

@@ -22,6 +22,8 @@ class Limits(Protocol):
     @property
     def queue_limit(self) -> int: ...
     @property
+    def queue_bytes(self) -> int: ...
+    @property
     def max_engines(self) -> int: ...
 
 
@@ -39,7 +41,7 @@ class Gate:
         self.budget = Budget(limits.shm_bytes, limits.stream_bytes)
         self.budget.measure(directory.space().total_bytes)
 
-    def check_request(self, model: str) -> None:
+    def check_request(self, model: str, size_bytes: int) -> None:
         """Raise Draining, NoEngine, ModelNotFound or CapacityExhausted unless it may come in."""
         if self.draining:
             raise Draining("the sidecar is draining; send the request to another one")
@@ -51,7 +53,7 @@ class Gate:
             )
         check_room()
         self.check_space()
-        self._check_queue(model)
+        self._check_queue(model, size_bytes)
 
     def check_engine(self) -> None:
         """Raise Draining or CapacityExhausted unless one more engine may attach."""
@@ -75,10 +77,16 @@ class Gate:
                 " enlarge it or try later"
             )
 
-    def _check_queue(self, model: str) -> None:
+    def _check_queue(self, model: str, size_bytes: int) -> None:
         has_slot = self._engines.has_room(model)
         if has_slot and self.budget.has_room:
             return
+        held, room = self._queue.size_bytes, self._limits.queue_bytes
+        if held + size_bytes > room:
+            raise CapacityExhausted(
+                f"the request would wait, and {len(self._queue)} that wait hold {held} of {room}"
+                f" bytes (--queue-bytes), too many for its {size_bytes}; try later"
+            )
         if len(self._queue) < self._limits.queue_limit:
             return
         full = (

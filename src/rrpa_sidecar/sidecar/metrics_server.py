@@ -19,7 +19,7 @@ PEER_TIMEOUT_S = 10.0
 BACKLOG = 128
 """Connections that may wait for the thread. Above it the kernel drops a SYN, and whoever sent it
 tries again after a second (seen with 16 and a burst of 20)."""
-PEER_LIMIT = 16
+PEER_LIMIT = 32
 """Peers of one address at once. One more cuts off the one that is there longest, so that no peer,
 however slow, keeps a scrape out, or takes the threads and descriptors that streams need."""
 SELECT_TIMEOUT_S = 3600.0
