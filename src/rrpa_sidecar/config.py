@@ -95,13 +95,6 @@ class Config:
         kind=kinds.SIZE,
         group=SHM,
     )
-    shm_timeout_s: float = setting(
-        30.0,
-        "How long the file of a finished or abandoned stream may stay, once clients can resume. "
-        "No effect yet: today a file goes as soon as its client has left.",
-        kind=kinds.SECONDS,
-        group=SHM,
-    )
     queue_limit: int = setting(
         256,
         "Requests that may wait for an engine; one more is refused with RESOURCE_EXHAUSTED. "
@@ -241,12 +234,12 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """`--shm-timeout` for `shm_timeout_s`."""
+        """`--drain-timeout` for `drain_timeout_s`."""
         return "--" + self.name.removesuffix("_s").replace("_", "-")
 
     @property
     def env(self) -> str:
-        """`RRPA_SHM_TIMEOUT` for `shm_timeout_s`."""
+        """`RRPA_DRAIN_TIMEOUT` for `drain_timeout_s`."""
         return ENV_PREFIX + self.name.removesuffix("_s").upper()
 
 

@@ -31,14 +31,14 @@ def test_defaults_are_those_of_the_requirements() -> None:
     assert config.listen == "localhost:50051"
     assert config.engine_socket == "/tmp/rrpa.sock"
     assert config.max_streams == 128
-    assert config.shm_timeout_s == 30
+    assert config.drain_timeout_s == 20
     assert config.max_open_calls == 128 + 256
 
 
 def test_a_flag_beats_the_environment_which_beats_the_default() -> None:
-    environ = {"RRPA_QUEUE_LIMIT": "7", "RRPA_SHM_TIMEOUT": "1.5"}
-    config = Config.load({"queue_limit": "8", "shm_timeout_s": None}, environ)
-    assert (config.queue_limit, config.shm_timeout_s) == (8, 1.5)
+    environ = {"RRPA_QUEUE_LIMIT": "7", "RRPA_DRAIN_TIMEOUT": "1.5"}
+    config = Config.load({"queue_limit": "8", "drain_timeout_s": None}, environ)
+    assert (config.queue_limit, config.drain_timeout_s) == (8, 1.5)
 
 
 def test_an_empty_environment_variable_is_not_given() -> None:
@@ -135,7 +135,7 @@ def test_a_socket_path_may_have_no_byte_more_than_the_kernel_takes(
 
 @pytest.mark.parametrize("text", ["-0.1", "nan", "inf", "86401", "soon", ""])
 def test_times_are_seconds_from_0_to_a_day(text: str) -> None:
-    assert "expected seconds" in faults(shm_timeout_s=text)[0]
+    assert "expected seconds" in faults(drain_timeout_s=text)[0]
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ class ProcessFailed(AssertionError):
 
 
 def flags(settings: dict[str, Any]) -> list[str]:
-    """Turn `shm_timeout_s=5` into `--shm-timeout 5`; True gives the bare flag, None nothing."""
+    """Turn `drain_timeout_s=5` into `--drain-timeout 5`; True gives the bare flag, None nothing."""
     argv = []
     for name, value in settings.items():
         flag = "--" + name.removesuffix("_s").replace("_", "-")
