@@ -13,7 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from rrpa_sidecar.config import Config
-from rrpa_sidecar.frontend.grpcio import health as names
+from rrpa_sidecar.frontend import health as names
 from rrpa_sidecar.frontend.grpcio.server import server_options
 from rrpa_sidecar.pb import rrpa_pb2 as pb
 from rrpa_sidecar.sidecar.metrics_server import PEER_LIMIT

@@ -186,8 +186,7 @@ def test_health_check_is_the_documented_one(tree: Tree) -> None:
 
 
 def test_names_are_those_of_the_sidecar() -> None:
-    from rrpa_sidecar.frontend import metadata
-    from rrpa_sidecar.frontend.grpcio import health
+    from rrpa_sidecar.frontend import health, metadata
 
     assert descriptors.SERVICE == health.READY == "rrpa.v1.RRPAService"
     theirs = (metadata.REQUEST_ID, metadata.STREAM_ID, metadata.PRIORITY, metadata.TRACEPARENT)

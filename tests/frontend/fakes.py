@@ -18,8 +18,8 @@ from rrpa_sidecar.control.engines import ModelInfo
 from rrpa_sidecar.control.live import Timing
 from rrpa_sidecar.errors import RRPAError
 from rrpa_sidecar.frontend.grpcio.handlers import RRPAHandlers
-from rrpa_sidecar.frontend.grpcio.health import Health
 from rrpa_sidecar.frontend.grpcio.server import create_server
+from rrpa_sidecar.frontend.health import Health
 from rrpa_sidecar.metrics import Metrics
 from rrpa_sidecar.stream.events import Data, Event, Failed, Finished
 

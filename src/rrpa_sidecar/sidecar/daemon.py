@@ -25,8 +25,8 @@ from rrpa_sidecar.control.attach_service import AttachService, engine_server_opt
 from rrpa_sidecar.control.broker import Broker
 from rrpa_sidecar.control.pump import Pump
 from rrpa_sidecar.frontend.grpcio.handlers import RRPAHandlers
-from rrpa_sidecar.frontend.grpcio.health import Health
 from rrpa_sidecar.frontend.grpcio.server import create_server
+from rrpa_sidecar.frontend.health import Health
 from rrpa_sidecar.metrics import Metrics
 from rrpa_sidecar.shm.directory import SegmentDirectory, open_directory
 from rrpa_sidecar.shm.doorbell import Bell

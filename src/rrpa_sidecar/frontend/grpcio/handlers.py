@@ -7,24 +7,20 @@ collector when its call is cancelled, and a stream's slot would stay taken until
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from rrpa_sidecar.clock import Clock
 from rrpa_sidecar.control.broker import Broker, LiveStream
-from rrpa_sidecar.errors import InvalidRequest, RRPAError, StreamCancelled
+from rrpa_sidecar.errors import RRPAError, StreamCancelled
+from rrpa_sidecar.frontend.answering import list_models, told
 from rrpa_sidecar.frontend.call import Call
 from rrpa_sidecar.frontend.frames import BodyFrames, Frames, StreamFrames
 from rrpa_sidecar.frontend.metadata import PLAIN_HTTP, read_labels
 from rrpa_sidecar.metrics import Metrics
-from rrpa_sidecar.pb import rrpa_pb2 as pb
-from rrpa_sidecar.status import Code, status_of
+from rrpa_sidecar.status import Code
 from rrpa_sidecar.stream.events import Data, Failed
-
-log = logging.getLogger(__name__)
 
 GRPC_CODES = {Code(code.value[0]): code for code in grpc.StatusCode}
 
@@ -67,20 +63,10 @@ class RRPAHandlers:
     async def list_models(self, request: bytes, context: Context) -> bytes:
         """Serve ListModels."""
         try:
-            _parse_nothing(request)
-            models = [
-                pb.Model(
-                    name=each.name,
-                    engines=each.engines,
-                    capacity=each.capacity,
-                    active=each.active,
-                )
-                for each in self._broker.models()
-            ]
+            return list_models(self._broker, request)
         except Exception as error:  # noqa: BLE001 - all of them become a status
-            _set_status(context, error)
+            set_status(context, error)
             return b""
-        return pb.ListModelsResponse(models=models).SerializeToString()
 
     async def _stream(self, request: bytes, context: Context, frames: Frames) -> None:
         call = Call(self._metrics, self._clock)
@@ -97,7 +83,7 @@ class RRPAHandlers:
             context.set_code(grpc.StatusCode.INTERNAL)
             context.set_details(INTERRUPTED)
         else:
-            code, text = _set_status(context, error, call) if error else (Code.OK, "")
+            code, text = set_status(context, error, call) if error else (Code.OK, "")
             call.ended(code, text)
         context.set_trailing_metadata(call.trailers())
 
@@ -170,21 +156,9 @@ class _News(asyncio.Event):
         self.set()
 
 
-def _parse_nothing(request: bytes) -> None:
-    try:
-        pb.ListModelsRequest.FromString(request)
-    except DecodeError as error:
-        raise InvalidRequest("the request is not a rrpa.v1.ListModelsRequest") from error
-
-
-def _set_status(context: Context, error: Exception, call: Call | None = None) -> tuple[Code, str]:
-    """Choose the call's status for `error` by the one table, and log what callers must not see."""
-    code, text = status_of(error)
-    if not isinstance(error, RRPAError):
-        labels = call.labels if call else None
-        log.error("call failed request_id=%s", labels.request_id if labels else "", exc_info=error)
-    elif len(str(error)) > len(text):
-        log.warning("error text was cut for the caller: %s", error)
+def set_status(context: Context, error: Exception, call: Call | None = None) -> tuple[Code, str]:
+    """Choose the call's status for `error`."""
+    code, text = told(error, call.labels if call else None)
     context.set_code(GRPC_CODES[code])
     context.set_details(text)
     return code, text

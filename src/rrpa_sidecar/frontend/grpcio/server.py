@@ -7,11 +7,11 @@ from typing import Any
 import grpc
 
 from rrpa_sidecar.config import Config
-from rrpa_sidecar.frontend.grpcio import health as health_service
 from rrpa_sidecar.frontend.grpcio.handlers import RRPAHandlers
-from rrpa_sidecar.frontend.grpcio.health import Health
-from rrpa_sidecar.frontend.grpcio.reflection import SERVICE as REFLECTION
-from rrpa_sidecar.frontend.grpcio.reflection import Reflection
+from rrpa_sidecar.frontend.grpcio.health import HealthHandlers
+from rrpa_sidecar.frontend.grpcio.reflection import info
+from rrpa_sidecar.frontend.health import Health
+from rrpa_sidecar.frontend.methods import METHODS, REFLECTION
 
 ROOM_FOR_REFUSALS = 4096
 """Calls of one connection above all that can be open, so that we refuse and not HTTP/2: a client
@@ -56,21 +56,26 @@ def create_server(config: Config, handlers: RRPAHandlers, health: Health) -> grp
 
 
 def _services(handlers: RRPAHandlers, health: Health) -> list[grpc.GenericRpcHandler[Any, Any]]:
-    """One table: service → method → handler, all with bytes in and bytes out."""
-    table: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = {
-        health_service.READY: {
-            "CreateStream": grpc.unary_stream_rpc_method_handler(handlers.create_stream),
-            "CreateMessage": grpc.unary_stream_rpc_method_handler(handlers.create_message),
-            "ListModels": grpc.unary_unary_rpc_method_handler(handlers.list_models),
-        },
-        health_service.SERVICE: {
-            "Check": grpc.unary_unary_rpc_method_handler(health.check),
-            "Watch": grpc.unary_stream_rpc_method_handler(health.watch),
-        },
-        REFLECTION: {
-            "ServerReflectionInfo": grpc.stream_stream_rpc_method_handler(Reflection().info),
-        },
+    """Every method of the one table, with bytes in and bytes out, and reflection."""
+    checks = HealthHandlers(health)
+    serve = {
+        "CreateStream": handlers.create_stream,
+        "CreateMessage": handlers.create_message,
+        "ListModels": handlers.list_models,
+        "Check": checks.check,
+        "Watch": checks.watch,
     }
+    table: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = {
+        service: {name: _handler(serve[name], streams) for name, streams in methods.items()}
+        for service, methods in METHODS.items()
+    }
+    table[REFLECTION] = {"ServerReflectionInfo": grpc.stream_stream_rpc_method_handler(info)}
     return [
         grpc.method_handlers_generic_handler(service, methods) for service, methods in table.items()
     ]
+
+
+def _handler(serve: Any, streams: bool) -> grpc.RpcMethodHandler[Any, Any]:
+    if streams:
+        return grpc.unary_stream_rpc_method_handler(serve)
+    return grpc.unary_unary_rpc_method_handler(serve)
