@@ -51,6 +51,7 @@ RESTRICTED: dict[str, set[str]] = {
     },
     "grpc_health": {"frontend.health"},  # its messages alone, which import no gRPC
     "grpc_reflection": {"frontend.reflection"},
+    "h2": {"frontend.batched"},
     # What a broker decides is pure; these three bring it together with the loop.
     "asyncio": {
         "frontend",
@@ -84,11 +85,11 @@ RESTRICTED: dict[str, set[str]] = {
     "multiprocessing": set(),
 }
 # Distributions with several modules: the others count as the first.
-UNDER: dict[str, tuple[str, ...]] = {}
+UNDER = {"h2": ("hpack", "hyperframe")}
 
 
 # Interchangeable parts of a layer: the rest of the layer, and each other, know nothing of them.
-ADAPTERS = ("frontend.grpcio", "engine.replay", "engine.llamacpp")
+ADAPTERS = ("frontend.grpcio", "frontend.batched", "engine.replay", "engine.llamacpp")
 
 
 def imports_of(source: str, module: str, *, is_package: bool) -> Iterator[str]:
@@ -206,6 +207,9 @@ def test_every_module_belongs_to_a_layer_of_the_table() -> None:
         ("rrpa_sidecar", "from rrpa_sidecar.engine import attach"),
         ("rrpa_sidecar.__main__", "from rrpa_sidecar.sidecar.daemon import run"),
         ("rrpa_sidecar.frontend.call", "from rrpa_sidecar.frontend.grpcio import handlers"),
+        ("rrpa_sidecar.frontend.batched.server", "import grpc"),
+        ("rrpa_sidecar.frontend.batched.server", "from rrpa_sidecar.frontend.grpcio import server"),
+        ("rrpa_sidecar.frontend.grpcio.server", "import h2.connection"),
         ("rrpa_sidecar.engine.job", "from rrpa_sidecar.engine.replay.script import Script"),
         ("rrpa_sidecar.engine.replay.engine", "from rrpa_sidecar.engine import llamacpp"),
     ],

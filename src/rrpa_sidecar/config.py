@@ -68,6 +68,13 @@ class Config:
         kind=kinds.UNIX_PATH,
         group=SOCKETS,
     )
+    envoy_frontend: str = setting(
+        "batched",
+        "What listens there: batched sends all frames of an engine's step as one write; grpcio "
+        "is the reference, which listens on --listen.",
+        kind=kinds.choice("grpcio", "batched"),
+        group=SOCKETS,
+    )
     metrics_listen: str = setting(
         "localhost:9464",
         "Where Prometheus scrapes /metrics. Port 0 takes a free one.",

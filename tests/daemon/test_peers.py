@@ -35,6 +35,17 @@ FOREIGN = {
 }
 
 
+@pytest.fixture(params=["grpc", "envoy"])
+def door(request: pytest.FixtureRequest, daemon: Daemon) -> str:
+    """Where a peer knocks: each front end has its own."""
+    return daemon.grpc_address if request.param == "grpc" else daemon.envoy_socket
+
+
+def target(door: str) -> str:
+    """Return `door` as gRPC's channels want it."""
+    return f"unix:{door}" if door.startswith("/") else door
+
+
 @pytest.mark.parametrize("what", list(FOREIGN))
 @pytest.mark.parametrize("where", ["grpc", "envoy", "engine"])
 def test_a_peer_that_speaks_something_else_is_closed_without_a_traceback(
@@ -55,10 +66,10 @@ def test_a_peer_that_speaks_something_else_is_closed_without_a_traceback(
 
 
 def test_a_peer_that_resets_or_leaves_half_way_through_its_headers_harms_nobody(
-    served: Hands,
+    served: Hands, door: str
 ) -> None:
     for _ in range(20):
-        peer = raw_h2.Connection(served.daemon.grpc_address)
+        peer = raw_h2.Connection(door)
         peer.socket.sendall(b"\x00\x00\xff\x01\x04\x00\x00\x00\x01half")
         peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         peer.socket.close()
@@ -110,9 +121,9 @@ def test_slow_peers_of_the_metrics_port_take_no_threads_and_keep_no_scrape_out(
 )
 @pytest.mark.parametrize("key", [b"x-request-id", b"x-other"])
 def test_a_header_value_that_is_not_printable_ascii_never_ends_with_unknown_or_a_traceback(
-    served: Hands, key: bytes, value: bytes
+    served: Hands, door: str, key: bytes, value: bytes
 ) -> None:
-    with raw_h2.Connection(served.daemon.grpc_address) as peer:
+    with raw_h2.Connection(door) as peer:
         stream = peer.call(STREAM, b"", [(key, value)])
         frames = peer.answer(stream)
     status = raw_h2.field(frames, b"grpc-status")
@@ -124,9 +135,11 @@ def test_a_header_value_that_is_not_printable_ascii_never_ends_with_unknown_or_a
 
 
 @pytest.mark.parametrize("size", [4_000, 9_000, 15_000, 20_000, 200_000])
-def test_metadata_of_any_size_is_served_or_refused_plainly(served: Hands, size: int) -> None:
+def test_metadata_of_any_size_is_served_or_refused_plainly(
+    served: Hands, door: str, size: int
+) -> None:
     """b"" is answered with INVALID_ARGUMENT once the metadata is taken in."""
-    with raw_h2.Connection(served.daemon.grpc_address) as peer:
+    with raw_h2.Connection(door) as peer:
         frames = peer.answer(peer.call(STREAM, b"", [(b"x-big", b"x" * size)]))
     status = raw_h2.field(frames, b"grpc-status")
     # gRPC itself may refuse from its soft limit of 8 KiB on; we do above 16 KiB.
@@ -156,9 +169,12 @@ def test_a_wrong_or_truncated_request_is_invalid_argument_before_any_engine_sees
     "path",
     ["/rrpa.v1.RRPAService/Createstream", "/rrpa.v1.EngineService/Attach", "/", "/a/b/c", "/x"],
 )
-def test_an_unknown_method_is_unimplemented(served: Hands, path: str) -> None:
-    with pytest.raises(grpc.RpcError) as caught:
-        served.channel.unary_unary(path)(b"", timeout=5)
+def test_an_unknown_method_is_unimplemented(door: str, path: str) -> None:
+    with (
+        grpc.insecure_channel(target(door)) as channel,
+        pytest.raises(grpc.RpcError) as caught,
+    ):
+        channel.unary_unary(path)(b"", timeout=5)
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
@@ -214,8 +230,10 @@ def test_a_client_that_pings_without_end_is_cut_alone(served: Hands) -> None:
     assert b"".join(each.data for each in call) == b"untouched"
 
 
-def test_a_deadline_that_only_the_server_knows_ends_with_deadline_exceeded(served: Hands) -> None:
-    with raw_h2.Connection(served.daemon.grpc_address) as peer:
+def test_a_deadline_that_only_the_server_knows_ends_with_deadline_exceeded(
+    served: Hands, door: str
+) -> None:
+    with raw_h2.Connection(door) as peer:
         stream = peer.call(STREAM, REQUEST, [(b"grpc-timeout", b"300m")])
         job = served.job()
         frames = peer.answer(stream)
@@ -224,8 +242,10 @@ def test_a_deadline_that_only_the_server_knows_ends_with_deadline_exceeded(serve
     eventually(lambda: served.daemon.metric("rrpa_streams_total", code="DEADLINE_EXCEEDED") >= 1)
 
 
-def test_a_deadline_that_has_passed_on_arrival_is_deadline_exceeded(served: Hands) -> None:
-    with raw_h2.Connection(served.daemon.grpc_address) as peer:
+def test_a_deadline_that_has_passed_on_arrival_is_deadline_exceeded(
+    served: Hands, door: str
+) -> None:
+    with raw_h2.Connection(door) as peer:
         frames = peer.answer(peer.call(STREAM, REQUEST, [(b"grpc-timeout", b"0n")]))
     assert raw_h2.field(frames, b"grpc-status") == b"4"
     assert served.engine.poll() == []
@@ -235,9 +255,9 @@ def test_a_deadline_that_has_passed_on_arrival_is_deadline_exceeded(served: Hand
     "name", ["rrpa.v1.rrpaservice", "RRPAService", "typo", " ", "rrpa.v1.EngineService", "é" * 500]
 )
 def test_health_of_an_unknown_name_is_not_found_and_says_which_names_there_are(
-    daemon: Daemon, name: str
+    door: str, name: str
 ) -> None:
-    with grpc.insecure_channel(daemon.grpc_address) as channel:
+    with grpc.insecure_channel(target(door)) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         with pytest.raises(grpc.RpcError) as caught:
             stub.Check(health_pb2.HealthCheckRequest(service=name))
@@ -280,18 +300,18 @@ def test_a_watcher_that_does_not_read_keeps_nobody_from_hearing_of_a_change() ->
             watch.cancel()
 
 
-def test_health_with_a_broken_request_is_invalid_argument(daemon: Daemon) -> None:
-    with grpc.insecure_channel(daemon.grpc_address) as channel:
+def test_health_with_a_broken_request_is_invalid_argument(door: str) -> None:
+    with grpc.insecure_channel(target(door)) as channel:
         for path in ("/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"):
             with pytest.raises(grpc.RpcError) as caught:
                 list(channel.unary_stream(path)(b"\x0a\x05x", timeout=5))
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_reflection_lists_the_services_and_refuses_a_broken_request(daemon: Daemon) -> None:
+def test_reflection_lists_the_services_and_refuses_a_broken_request(door: str) -> None:
     from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-    with grpc.insecure_channel(daemon.grpc_address) as channel:
+    with grpc.insecure_channel(target(door)) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         ask = reflection_pb2.ServerReflectionRequest(list_services="")
         (reply,) = stub.ServerReflectionInfo(iter([ask]))

@@ -1,9 +1,10 @@
-"""A broker whose streams a test writes by hand, behind the real gRPC server."""
+"""A broker whose streams a test writes by hand, behind each real front end."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from rrpa_sidecar.control.broker import Labels
 from rrpa_sidecar.control.engines import ModelInfo
 from rrpa_sidecar.control.live import Timing
 from rrpa_sidecar.errors import RRPAError
+from rrpa_sidecar.frontend.batched.server import BatchedServer
 from rrpa_sidecar.frontend.grpcio.handlers import RRPAHandlers
 from rrpa_sidecar.frontend.grpcio.server import create_server
 from rrpa_sidecar.frontend.health import Health
@@ -50,6 +52,10 @@ class FakeStream:
         if isinstance(event, Exception):
             raise event
         return event
+
+    @property
+    def caught_up(self) -> bool:
+        return not self.events
 
     def leave(self) -> None:
         self.left += 1
@@ -102,9 +108,8 @@ class Front:
 
     broker: FakeBroker
     metrics: Metrics
-    handlers: RRPAHandlers
+    handlers: RRPAHandlers | BatchedServer
     health: Health
-    server: grpc.aio.Server
     channel: grpc.aio.Channel
     address: str
     others: list[grpc.aio.Channel] = field(default_factory=list)
@@ -133,17 +138,29 @@ class Front:
 
 
 @contextlib.asynccontextmanager
-async def front_end(folder: Path) -> AsyncIterator[Front]:
-    """Run the real server over a fake broker on a Unix socket in `folder`."""
-    broker, metrics, health = FakeBroker(), Metrics(), Health()
-    handlers = RRPAHandlers(broker, metrics, SystemClock())  # type: ignore[arg-type]
-    server = create_server(Config(), handlers, health)
-    address = f"unix:{folder}/front.sock"
-    server.add_insecure_port(address)
-    await server.start()
-    async with grpc.aio.insecure_channel(address) as channel:
-        front = Front(broker, metrics, handlers, health, server, channel, address)
+async def front_end(folder: Path, kind: str, **settings: int) -> AsyncIterator[Front]:
+    """Run a real front end, `grpcio` or `batched`, over a fake broker on a Unix socket."""
+    broker, metrics, health, clock = FakeBroker(), Metrics(), Health(), SystemClock()
+    config, path = Config(**settings), f"{folder}/front.sock"
+    handlers: RRPAHandlers | BatchedServer
+    async with contextlib.AsyncExitStack() as undo:
+        if kind == "batched":
+            handlers = BatchedServer(config, broker, metrics, clock, health)  # type: ignore[arg-type]
+            bound = socket.socket(socket.AF_UNIX)
+            bound.bind(path)
+            await handlers.listen(bound)
+            undo.push_async_callback(handlers.stop, 0)
+        else:
+            handlers = RRPAHandlers(broker, metrics, clock)  # type: ignore[arg-type]
+            server = create_server(config, handlers, health)
+            server.add_insecure_port(f"unix:{path}")
+            await server.start()
+            undo.push_async_callback(server.stop, None)
+        address = f"unix:{path}"
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        channel = grpc.aio.insecure_channel(address, options=options)
+        await undo.enter_async_context(channel)
+        front = Front(broker, metrics, handlers, health, channel, address)
         yield front
         for other in front.others:
             await other.close()
-    await server.stop(None)

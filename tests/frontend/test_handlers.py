@@ -316,9 +316,11 @@ async def test_no_deadline_is_none(front: Front) -> None:
     assert front.broker.timeouts == [None]
 
 
-async def test_an_internal_cancellation_ends_with_a_status_and_never_ok(front: Front) -> None:
-    call = front.stream()
-    stream = await opened(front)
+async def test_an_internal_cancellation_ends_with_a_status_and_never_ok(
+    grpcio_front: Front,
+) -> None:
+    call = grpcio_front.stream()
+    stream = await opened(grpcio_front)
     stream.data(b"abc")
     assert await call.read()
     (task,) = [t for t in asyncio.all_tasks() if t.get_name().startswith("HandleExceptions")]
@@ -375,7 +377,7 @@ async def test_end_all_ends_open_calls_with_what_they_have(front: Front) -> None
 
 
 async def test_a_call_counts_as_open_and_can_be_ended_while_its_acceptance_is_being_sent(
-    front: Front,
+    grpcio_front: Front,
 ) -> None:
     sending, sent = asyncio.Event(), asyncio.Event()
 
@@ -405,15 +407,15 @@ async def test_a_call_counts_as_open_and_can_be_ended_while_its_acceptance_is_be
             self.trailing = metadata
 
     context = Context()
-    serving = asyncio.create_task(front.handlers.create_stream(b"", context))  # type: ignore[arg-type]
+    serving = asyncio.create_task(grpcio_front.handlers.create_stream(b"", context))  # type: ignore[arg-type]
     await sending.wait()
-    assert front.handlers.open_calls == 1, "a drain that begins now would not wait for it"
-    front.handlers.end_all(errors.Draining("the sidecar stopped"))
+    assert grpcio_front.handlers.open_calls == 1, "a drain that begins now would not wait for it"
+    grpcio_front.handlers.end_all(errors.Draining("the sidecar stopped"))
     sent.set()
     await serving
     assert context.code is grpc.StatusCode.UNAVAILABLE
-    assert [stream.left for stream in front.broker.streams] == [1]
-    assert front.handlers.open_calls == 0
+    assert [stream.left for stream in grpcio_front.broker.streams] == [1]
+    assert grpcio_front.handlers.open_calls == 0
 
 
 async def test_a_client_that_does_not_read_holds_back_only_its_own_stream(front: Front) -> None:

@@ -1,17 +1,19 @@
 """A client that writes HTTP/2 frames by hand, for what gRPC's own client would never send.
 
-Headers go out as plain literals (RFC 7541, 6.2.2); answers are searched, not decoded: gRPC's
-encoder writes names and values in full the first time a connection uses them.
+Headers go out as plain literals (RFC 7541, 6.2.2); those of answers are decoded by hpack.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
+
+from hpack import Decoder
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, CONTINUATION = 0, 1, 3, 4, 6, 7, 9
@@ -27,6 +29,8 @@ class Frame:
     flags: int
     stream: int
     payload: bytes
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    """Of a HEADERS frame."""
 
 
 class Connection:
@@ -40,6 +44,7 @@ class Connection:
             host, _, port = address.rpartition(":")
             self.socket = socket.create_connection((host.strip("[]"), int(port)))
         self._seen = b""
+        self._decoder = Decoder()
         self._next_stream = 1
         if greet:
             self.socket.sendall(PREFACE)
@@ -53,7 +58,9 @@ class Connection:
 
     def send(self, kind: int, payload: bytes = b"", flags: int = 0, stream: int = 0) -> None:
         head = struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream)
-        self.socket.sendall(head + payload)
+        # A peer that has closed already tells why to whoever reads.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.socket.sendall(head + payload)
 
     def call(
         self,
@@ -99,7 +106,8 @@ class Connection:
                 continue
             if kind == PING and not flags & ACK:
                 self.send(PING, payload, ACK)
-            return Frame(kind, flags, stream, payload)
+            fields = self._decoder.decode(payload, raw=True) if kind == HEADERS else ()
+            return Frame(kind, flags, stream, payload, tuple((k, v) for k, v in fields))
 
     def until(self, *kinds: int, timeout_s: float = 5.0) -> Frame | None:
         """Return the next frame of one of `kinds`, or None at the connection's end."""
@@ -162,10 +170,8 @@ def text(value: bytes) -> bytes:
 
 
 def field(frames: list[Frame], name: bytes) -> bytes | None:
-    """Return the value of a header that is written out in full in `frames`."""
+    """Return the last value of a header in `frames`."""
+    found = None
     for frame in frames:
-        at = frame.payload.find(bytes([len(name)]) + name)
-        if frame.kind == HEADERS and at >= 0:
-            start = at + 1 + len(name)
-            return frame.payload[start + 1 : start + 1 + frame.payload[start]]
-    return None
+        found = dict(frame.headers).get(name, found)
+    return found

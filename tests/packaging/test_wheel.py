@@ -17,7 +17,7 @@ from tests.packaging import environments
 from tests.packaging.environments import PB, ROOT, Environment, declared, floor, run
 
 # What declared dependencies bring with them. A new name here is a decision, not an accident.
-BROUGHT_ALONG = {"typing-extensions"}
+BROUGHT_ALONG = {"typing-extensions", "hpack", "hyperframe"}
 ONE_STREAM = str(ROOT / "tests/packaging/one_stream.py")
 CHECKOUT = {"PYTHONPATH": str(ROOT)}
 

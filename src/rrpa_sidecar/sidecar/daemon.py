@@ -24,6 +24,8 @@ from rrpa_sidecar.config_kinds import BELL_SUFFIX, show_size
 from rrpa_sidecar.control.attach_service import AttachService, engine_server_options
 from rrpa_sidecar.control.broker import Broker
 from rrpa_sidecar.control.pump import Pump
+from rrpa_sidecar.errors import RRPAError
+from rrpa_sidecar.frontend.batched.server import BatchedServer
 from rrpa_sidecar.frontend.grpcio.handlers import RRPAHandlers
 from rrpa_sidecar.frontend.grpcio.server import create_server
 from rrpa_sidecar.frontend.health import Health
@@ -31,7 +33,7 @@ from rrpa_sidecar.metrics import Metrics
 from rrpa_sidecar.shm.directory import SegmentDirectory, open_directory
 from rrpa_sidecar.shm.doorbell import Bell
 from rrpa_sidecar.sidecar import addresses
-from rrpa_sidecar.sidecar.drain import Signals, drain
+from rrpa_sidecar.sidecar.drain import Calls, Signals, drain
 from rrpa_sidecar.sidecar.metrics_server import MetricsServer
 from rrpa_sidecar.sidecar.unix_sockets import Claim
 
@@ -72,7 +74,7 @@ async def _serve(config: Config, started_s: float) -> None:
         if not signals.stop.is_set():
             _say_ready(daemon.where(), time.monotonic() - started_s)
         await signals.stop.wait()
-        await drain(config, daemon.health, daemon.broker, daemon.handlers, signals.hurry)
+        await drain(config, daemon.health, daemon.broker, daemon.calls, signals.hurry)
     log.info("stopped")
 
 
@@ -96,7 +98,9 @@ class _Daemon:
         self._metrics.gauges = self.broker
         self.health = Health()
         self.broker.on_ready_change = self.health.set_ready
-        self.handlers = RRPAHandlers(self.broker, self._metrics, clock)
+        self._handlers = RRPAHandlers(self.broker, self._metrics, clock)
+        self._batched = BatchedServer(config, self.broker, self._metrics, clock, self.health)
+        self.calls = _Calls(self._handlers, self._batched)
         self._pump = Pump(self.broker, bell, config.sweep_interval_s)
 
     async def start(self) -> None:
@@ -105,15 +109,23 @@ class _Daemon:
         self._undo.callback(self._pump.close)
         engines = grpc.aio.server(options=engine_server_options(self._config))
         AttachService(self.broker, self._config).add_to(engines)
-        clients = create_server(self._config, self.handlers, self.health)
-        for claim, server in ((self._engine_claim, engines), (self._envoy_claim, clients)):
-            with claim.binding():
-                server.add_insecure_port(f"unix:{claim.path}")
+        clients = create_server(self._config, self._handlers, self.health)
+        with self._engine_claim.binding():
+            engines.add_insecure_port(f"unix:{self._engine_claim.path}")
+        by_envoy = None
+        with self._envoy_claim.binding():
+            if self._config.envoy_frontend == "batched":
+                by_envoy = socket.socket(socket.AF_UNIX)
+                by_envoy.bind(self._envoy_claim.path)
+            else:
+                clients.add_insecure_port(f"unix:{self._envoy_claim.path}")
         for bound in self._grpc_ports:
             _listen(clients, bound)
         self._undo.push_async_callback(self._stop, clients, engines)
         for server in (engines, clients):
             await server.start()
+        if by_envoy is not None:
+            await self._batched.listen(by_envoy)
         metrics = MetricsServer(self._metrics, self._metrics_ports)
         self._undo.callback(metrics.close)
         metrics.start()
@@ -121,7 +133,7 @@ class _Daemon:
     async def _stop(self, clients: grpc.aio.Server, engines: grpc.aio.Server) -> None:
         """Stop both servers; engines last, so that they hear of the streams that were left."""
         self.health.close()
-        await clients.stop(STOP_GRACE_S)
+        await asyncio.gather(clients.stop(STOP_GRACE_S), self._batched.stop(STOP_GRACE_S))
         await self._settle()
         await engines.stop(None)
         await self._settle()
@@ -150,6 +162,21 @@ class _Daemon:
         claim = Claim(path, flag)
         self._undo.callback(claim.release)
         return claim
+
+
+class _Calls:
+    """The calls of both front ends."""
+
+    def __init__(self, *fronts: Calls) -> None:
+        self._fronts = fronts
+
+    @property
+    def open_calls(self) -> int:
+        return sum(front.open_calls for front in self._fronts)
+
+    def end_all(self, error: RRPAError) -> None:
+        for front in self._fronts:
+            front.end_all(error)
 
 
 def _warn_of_little_room(directory: SegmentDirectory, config: Config) -> None:

@@ -68,6 +68,11 @@ class StreamReader:
         """Whether `lose` has ended the stream."""
         return self._lost is not None
 
+    @property
+    def caught_up(self) -> bool:
+        """Whether `poll` would find nothing, unless the log has moved since it was last read."""
+        return self._over or not (self.final or self._committed > self._position + self._held)
+
     def is_abandoned(self) -> bool:
         """Whether the log has no writer any more and no end. Refresh after it, then believe it."""
         if self.final:
@@ -161,6 +166,7 @@ class Silence:
 
     __slots__ = ()
     replaced = 0
+    caught_up = True
 
     def poll(self, limit_bytes: int = FRAME_LIMIT_BYTES) -> Event | None:
         return None
@@ -174,6 +180,10 @@ class OneFailure:
 
     def __init__(self, event: Failed) -> None:
         self._event: Failed | None = event
+
+    @property
+    def caught_up(self) -> bool:
+        return self._event is None
 
     def poll(self, limit_bytes: int = FRAME_LIMIT_BYTES) -> Event | None:
         event, self._event = self._event, None

@@ -1,0 +1,98 @@
+"""From a request to where its answer comes from: the methods' table of this front end. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rrpa_sidecar.clock import Clock
+from rrpa_sidecar.control.broker import Broker
+from rrpa_sidecar.frontend import methods
+from rrpa_sidecar.frontend.answering import list_models, told
+from rrpa_sidecar.frontend.batched.answers import Answer, End, OneAnswer, StreamAnswer, WatchAnswer
+from rrpa_sidecar.frontend.batched.headers import Head
+from rrpa_sidecar.frontend.call import Call
+from rrpa_sidecar.frontend.frames import BodyFrames, Frames, StreamFrames
+from rrpa_sidecar.frontend.health import Health, Watch
+from rrpa_sidecar.frontend.metadata import PLAIN_HTTP, Pairs, read_labels
+from rrpa_sidecar.metrics import Metrics
+
+Waker = Callable[[], None]
+
+
+class Accepted(NamedTuple):
+    """A call that is being answered."""
+
+    answer: Answer
+    metadata: Pairs
+
+
+class Service:
+    """All methods, for all connections."""
+
+    def __init__(self, broker: Broker, metrics: Metrics, clock: Clock, health: Health) -> None:
+        self._broker = broker
+        self._metrics = metrics
+        self._clock = clock
+        self._health = health
+        self._begin: dict[str, Callable[[Head, bytes, float | None, Waker], Accepted | End]] = {
+            methods.CREATE_STREAM: self._create_stream,
+            methods.CREATE_MESSAGE: self._create_message,
+            methods.LIST_MODELS: self._list_models,
+            methods.CHECK: self._check,
+            methods.WATCH: self._watch,
+        }
+
+    def serves(self, path: str) -> bool:
+        """Whether `path` names a method that takes one request."""
+        return path in self._begin
+
+    def begin(
+        self, head: Head, request: bytes, timeout_s: float | None, waker: Waker
+    ) -> Accepted | End:
+        """Serve a call whose request is whole. Never raises.
+
+        timeout_s: how long the caller still waits.
+        waker: called, in the loop's thread, when the answer may have something new.
+        """
+        try:
+            return self._begin[head.path](head, request, timeout_s, waker)
+        except Exception as error:  # noqa: BLE001 - all of them become a status
+            return End(*told(error))
+
+    def _create_stream(
+        self, head: Head, request: bytes, timeout_s: float | None, waker: Waker
+    ) -> Accepted | End:
+        return self._stream(head, request, timeout_s, waker, StreamFrames())
+
+    def _create_message(
+        self, head: Head, request: bytes, timeout_s: float | None, waker: Waker
+    ) -> Accepted | End:
+        frames = BodyFrames(plain_http=(PLAIN_HTTP, "1") in head.metadata)
+        return self._stream(head, request, timeout_s, waker, frames)
+
+    def _stream(
+        self, head: Head, request: bytes, timeout_s: float | None, waker: Waker, frames: Frames
+    ) -> Accepted | End:
+        call = Call(self._metrics, self._clock)
+        try:
+            call.labels = read_labels(head.metadata)
+            stream = self._broker.open(request, call.labels, timeout_s)
+        except Exception as error:  # noqa: BLE001 - all of them become a status
+            code, text = told(error, call.labels)
+            call.ended(code, text)
+            return End(code, text, call.trailers())
+        stream.waker = waker
+        return Accepted(StreamAnswer(call, stream, frames), call.accepted(stream))
+
+    def _list_models(
+        self, head: Head, request: bytes, timeout_s: float | None, waker: Waker
+    ) -> Accepted:
+        return Accepted(OneAnswer(list_models(self._broker, request)), ())
+
+    def _check(self, head: Head, request: bytes, timeout_s: float | None, waker: Waker) -> Accepted:
+        return Accepted(OneAnswer(self._health.check(request)), ())
+
+    def _watch(self, head: Head, request: bytes, timeout_s: float | None, waker: Waker) -> Accepted:
+        watch = Watch(self._health, request)
+        return Accepted(WatchAnswer(self._health, watch, waker), ())

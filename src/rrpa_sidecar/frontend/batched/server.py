@@ -1,0 +1,75 @@
+"""The batched front end: all its connections, from the first to the end of the drain."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+from rrpa_sidecar.clock import Clock
+from rrpa_sidecar.config import Config
+from rrpa_sidecar.control.broker import Broker
+from rrpa_sidecar.errors import RRPAError
+from rrpa_sidecar.frontend.batched.calls import Service
+from rrpa_sidecar.frontend.batched.connection import Connection
+from rrpa_sidecar.frontend.health import Health
+from rrpa_sidecar.metrics import Metrics
+
+ROOM_FOR_REFUSALS = 4096
+"""Calls of one connection above all that can be open, so that we refuse with a reason and not
+HTTP/2 without one."""
+
+BACKLOG = 1024
+LOOK_S = 0.01
+
+
+class BatchedServer:
+    """Serves RRPAService and grpc.health.v1 on bound sockets, in the running loop."""
+
+    def __init__(
+        self, config: Config, broker: Broker, metrics: Metrics, clock: Clock, health: Health
+    ) -> None:
+        self.service = Service(broker, metrics, clock, health)
+        self.connections: set[Connection] = set()
+        self.streams_limit = config.max_open_calls + ROOM_FOR_REFUSALS
+        self.request_limit = config.max_request_bytes
+        self.held_limit = config.queue_bytes + config.max_request_bytes
+        self.held_bytes = 0
+        """Bytes of requests that have not arrived whole."""
+        self._listener: asyncio.Server | None = None
+
+    async def listen(self, bound: socket.socket) -> None:
+        """Take connections on a bound Unix socket, which belongs to this server from now on."""
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_unix_server(
+            lambda: Connection(self), sock=bound, backlog=BACKLOG
+        )
+
+    @property
+    def open_calls(self) -> int:
+        """Calls that have not ended."""
+        return sum(each.open_calls for each in self.connections)
+
+    def end_all(self, error: RRPAError) -> None:
+        """End every open call with `error`, as soon as its connection takes the status."""
+        for each in list(self.connections):
+            each.end_all(error)
+
+    async def stop(self, grace_s: float) -> None:
+        """Take nothing new, let what is open end for `grace_s` at most, and close."""
+        if self._listener is not None:
+            self._listener.close()
+        for each in list(self.connections):
+            each.drain()
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + grace_s
+        await _until(lambda: all(each.is_idle for each in self.connections), end_s)
+        for each in list(self.connections):
+            each.close()
+        await _until(lambda: not self.connections, end_s)
+
+
+async def _until(condition: Callable[[], bool], end_s: float) -> None:
+    loop = asyncio.get_running_loop()
+    while not condition() and loop.time() < end_s:  # noqa: ASYNC110 - once, on the way out
+        await asyncio.sleep(LOOK_S)

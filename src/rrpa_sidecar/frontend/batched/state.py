@@ -1,0 +1,62 @@
+"""h2's state of one connection, as a server of many short-lived streams needs it."""
+
+from __future__ import annotations
+
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.settings import SettingCodes, Settings
+
+from rrpa_sidecar.frontend.metadata import TOTAL_LIMIT_BYTES
+
+FRAME_BYTES = 1 << 14
+CONNECTION_WINDOW = 1 << 20
+STREAM_WINDOW = 1 << 18
+"""Requests of 8 MiB arrive in few round trips; more buys nothing on one machine."""
+
+HEADERS_HARD_LIMIT_BYTES = 256 * 1024
+"""Above it the connection ends, since we cannot answer a call whose headers we did not read.
+Between this and the limit that is announced, the call alone is refused."""
+
+
+class State(H2Connection):
+    """H2Connection that announces all limits in its first SETTINGS, and forgets ended streams."""
+
+    # An ended stream is kept to tell late frames from wrong ones; 64 KiB of them were 6 MB.
+    MAX_CLOSED_STREAMS = 1024
+
+    def __init__(self, streams_limit: int) -> None:
+        super().__init__(
+            H2Configuration(
+                client_side=False,
+                header_encoding=None,
+                validate_outbound_headers=False,
+                normalize_outbound_headers=False,
+            )
+        )
+        # In the first frame: Envoy opens its streams at once.
+        self.local_settings = Settings(
+            client=False,
+            initial_values={
+                SettingCodes.MAX_CONCURRENT_STREAMS: streams_limit,
+                SettingCodes.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
+                SettingCodes.MAX_FRAME_SIZE: FRAME_BYTES,
+                SettingCodes.MAX_HEADER_LIST_SIZE: TOTAL_LIMIT_BYTES,
+                SettingCodes.ENABLE_PUSH: 0,
+            },
+        )
+        self.decoder.max_header_list_size = HEADERS_HARD_LIMIT_BYTES
+        self.initiate_connection()
+        self.increment_flow_control_window(CONNECTION_WINDOW)
+
+    @property
+    def open_inbound_streams(self) -> int:
+        """Always 0: h2 would look at every stream for each new one, and end the connection of a
+        peer that has not read the limit yet. Whoever holds the calls counts them."""
+        return 0
+
+    def forget(self, stream_id: int) -> None:
+        """Drop the state of a stream that has ended on both sides."""
+        stream = self.streams.get(stream_id)
+        if stream is not None and stream.closed:
+            del self.streams[stream_id]
+            self._closed_streams[stream_id] = stream.closed_by
