@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import signal
 import socket
 import threading
 import time
@@ -185,13 +186,37 @@ def test_clients_may_not_call_the_engines_service_nor_engines_the_clients(served
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_the_envoy_socket_serves_the_same(served: Hands) -> None:
-    with grpc.insecure_channel(f"unix:{served.daemon.envoy_socket}") as channel:
+@pytest.mark.parametrize("kind", ["batched", "grpcio"])
+def test_the_envoy_socket_serves_the_same_with_either_front_end(kind: str) -> None:
+    with (
+        Daemon(envoy_frontend=kind) as daemon,
+        hands(daemon) as held,
+        grpc.insecure_channel(f"unix:{daemon.envoy_socket}") as channel,
+    ):
         call = channel.unary_stream(STREAM, None, pb.CreateStreamResponse.FromString)(REQUEST)
-        job = served.job()
+        job = held.job()
         job.write(b"through the other door")
         job.finish("stop")
         assert b"".join(frame.data for frame in call) == b"through the other door"
+
+
+def test_a_stream_at_envoys_socket_is_drained_and_told_like_any_other() -> None:
+    with (
+        Daemon(drain_timeout_s=0.3) as daemon,
+        hands(daemon) as held,
+        grpc.insecure_channel(f"unix:{daemon.envoy_socket}") as channel,
+    ):
+        call = channel.unary_stream(STREAM, None, pb.CreateStreamResponse.FromString)(REQUEST)
+        held.job().write(b"half")
+        assert next(call).data == b"half"
+        daemon.signal(signal.SIGTERM)
+        with pytest.raises(grpc.RpcError):
+            list(call)
+        assert call.code() is grpc.StatusCode.UNAVAILABLE
+        assert "--drain-timeout" in call.details()
+        assert dict(call.trailing_metadata())["rrpa-offset"] == "4"
+        assert daemon.wait() == 0
+        assert "Traceback" not in daemon.stderr
 
 
 def test_pings_at_the_least_interval_with_no_call_open_end_no_connection() -> None:

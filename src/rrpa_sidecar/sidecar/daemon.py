@@ -116,6 +116,7 @@ class _Daemon:
         with self._envoy_claim.binding():
             if self._config.envoy_frontend == "batched":
                 by_envoy = socket.socket(socket.AF_UNIX)
+                self._undo.callback(by_envoy.close)
                 by_envoy.bind(self._envoy_claim.path)
             else:
                 clients.add_insecure_port(f"unix:{self._envoy_claim.path}")

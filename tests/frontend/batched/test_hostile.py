@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 
 from rrpa_sidecar.frontend.batched import connection as timing
+from rrpa_sidecar.frontend.batched import state
 from rrpa_sidecar.frontend.batched.server import BatchedServer
 from tests.frontend.fakes import MODELS, STREAM, Front, front_end
 from tests.harness import raw_h2
@@ -329,6 +330,34 @@ async def test_the_most_streams_are_announced_at_once_and_one_more_is_refused_al
         assert refused is not None
         assert (refused.stream, refused.payload[-1]) == (21, 7)
         assert len(front.broker.streams) == 10
+
+
+async def test_requests_that_never_end_hold_no_more_than_the_limit_and_give_it_back(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mib = 2**20
+    # The client of this test does not look at windows.
+    monkeypatch.setattr(state, "STREAM_WINDOW", 4 * mib)
+    monkeypatch.setattr(state, "CONNECTION_WINDOW", 16 * mib)
+    async with front_end(short_dir, "batched", queue_bytes=mib, max_request_bytes=mib) as front:
+        server = front.handlers
+        assert isinstance(server, BatchedServer)
+
+        def work(peer: raw_h2.Connection) -> tuple[dict[str, str], int]:
+            for stream in (1, 3, 5):
+                peer.socket.sendall(frame(HEADERS, block(), END_HEADERS, stream))
+                raw = b"\0" + struct.pack(">L", mib) + bytes(900_000)
+                for at in range(0, len(raw), 16_384):
+                    peer.socket.sendall(frame(DATA, raw[at : at + 16_384], 0, stream))
+            return status_in(peer.answer(5)), server.held_bytes
+
+        refused, held = await told(front, work)
+        assert refused["grpc-status"] == "8"
+        assert "--queue-bytes" in refused["grpc-message"]
+        assert held < 2 * mib
+        async with asyncio.timeout(2):
+            while server.held_bytes:
+                await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize("size", [1, 3, 50])
