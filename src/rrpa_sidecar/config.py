@@ -69,9 +69,9 @@ class Config:
         group=SOCKETS,
     )
     envoy_frontend: str = setting(
-        "batched",
-        "What listens there: batched sends all frames of an engine's step as one write; grpcio "
-        "is the reference, which listens on --listen.",
+        "grpcio",
+        "What listens there: grpcio is the reference, which also listens on --listen; batched "
+        "sends all frames of an engine's step as one write, and is new.",
         kind=kinds.choice("grpcio", "batched"),
         group=SOCKETS,
     )

@@ -237,11 +237,11 @@ def _tcp(stack: Stack) -> Caller:
 
 
 def _unix(stack: Stack) -> Caller:
-    return GrpcCaller("batched, Unix", f"unix:{stack.daemon.envoy_socket}")
+    return GrpcCaller("Unix", f"unix:{stack.daemon.envoy_socket}")
 
 
 def _envoy(stack: Stack) -> Caller:
-    return GrpcCaller("batched, Envoy", stack.envoy.address, stack.envoy.ca)
+    return GrpcCaller("Envoy", stack.envoy.address, stack.envoy.ca)
 
 
 def _http(stack: Stack) -> Caller:
@@ -251,8 +251,8 @@ def _http(stack: Stack) -> Caller:
 # name → how to reach it in a running stack.
 ROWS: dict[str, Callable[[Stack], Caller]] = {
     "grpcio-tcp": _tcp,
-    "batched-unix": _unix,
-    "batched-envoy": _envoy,
+    "grpc-unix": _unix,
+    "grpc-envoy": _envoy,
     "http-envoy": _http,
 }
 GRPC_ROWS = [name for name in ROWS if not name.startswith("http")]

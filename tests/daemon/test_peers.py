@@ -200,9 +200,10 @@ def test_the_envoy_socket_serves_the_same_with_either_front_end(kind: str) -> No
         assert b"".join(frame.data for frame in call) == b"through the other door"
 
 
-def test_a_stream_at_envoys_socket_is_drained_and_told_like_any_other() -> None:
+@pytest.mark.parametrize("kind", ["batched", "grpcio"])
+def test_a_stream_at_envoys_socket_is_drained_and_told_like_any_other(kind: str) -> None:
     with (
-        Daemon(drain_timeout_s=0.3) as daemon,
+        Daemon(drain_timeout_s=0.3, envoy_frontend=kind) as daemon,
         hands(daemon) as held,
         grpc.insecure_channel(f"unix:{daemon.envoy_socket}") as channel,
     ):
