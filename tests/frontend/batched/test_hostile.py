@@ -15,7 +15,7 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from rrpa_sidecar.frontend.batched import connection as timing
+from rrpa_sidecar.frontend.batched import liveness as timing
 from rrpa_sidecar.frontend.batched import state
 from rrpa_sidecar.frontend.batched.server import BatchedServer
 from tests.frontend.fakes import MODELS, STREAM, Front, front_end
@@ -81,7 +81,7 @@ async def front(batched_front: Front) -> AsyncIterator[Front]:
     assert batched_front.handlers.open_calls == 0
     server = batched_front.handlers
     assert isinstance(server, BatchedServer)
-    assert server.held_bytes == 0
+    assert server.held.bytes == 0
 
 
 def path_of(front: Front) -> str:
@@ -349,14 +349,14 @@ async def test_requests_that_never_end_hold_no_more_than_the_limit_and_give_it_b
                 raw = b"\0" + struct.pack(">L", mib) + bytes(900_000)
                 for at in range(0, len(raw), 16_384):
                     peer.socket.sendall(frame(DATA, raw[at : at + 16_384], 0, stream))
-            return status_in(peer.answer(5)), server.held_bytes
+            return status_in(peer.answer(5)), server.held.bytes
 
         refused, held = await told(front, work)
         assert refused["grpc-status"] == "8"
         assert "--queue-bytes" in refused["grpc-message"]
         assert held < 2 * mib
         async with asyncio.timeout(2):
-            while server.held_bytes:
+            while server.held.bytes:
                 await asyncio.sleep(0.001)
 
 

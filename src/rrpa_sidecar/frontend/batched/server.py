@@ -12,6 +12,7 @@ from rrpa_sidecar.control.broker import Broker
 from rrpa_sidecar.errors import RRPAError
 from rrpa_sidecar.frontend.batched.calls import Service
 from rrpa_sidecar.frontend.batched.connection import Connection
+from rrpa_sidecar.frontend.batched.held import Held
 from rrpa_sidecar.frontend.health import Health
 from rrpa_sidecar.metrics import Metrics
 
@@ -33,9 +34,7 @@ class BatchedServer:
         self.connections: set[Connection] = set()
         self.streams_limit = config.max_open_calls + ROOM_FOR_REFUSALS
         self.request_limit = config.max_request_bytes
-        self.held_limit = config.queue_bytes + config.max_request_bytes
-        self.held_bytes = 0
-        """Bytes of requests that have not arrived whole."""
+        self.held = Held(config.queue_bytes + config.max_request_bytes)
         self._listener: asyncio.Server | None = None
 
     async def listen(self, bound: socket.socket) -> None:

@@ -1,0 +1,187 @@
+"""The calls of one connection, and every way in which one ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, ValuesView
+
+from h2.errors import ErrorCodes
+
+from rrpa_sidecar.errors import DeadlinePassed, RRPAError
+from rrpa_sidecar.frontend.answering import told
+from rrpa_sidecar.frontend.batched import headers
+from rrpa_sidecar.frontend.batched.answers import End, StreamAnswer
+from rrpa_sidecar.frontend.batched.held import Held
+from rrpa_sidecar.frontend.batched.messages import RequestReader
+from rrpa_sidecar.frontend.batched.sender import Outgoing, Sender
+from rrpa_sidecar.frontend.batched.state import State
+from rrpa_sidecar.status import Code
+
+BROKEN_S = 0.01
+"""Time for the last bytes of an answer to get through a proxy before its stream is reset."""
+
+LATE_S = 0.01
+"""A caller that resets this close to its deadline did so for it: its clock starts before ours, and
+what it tells us is rounded up."""
+
+LONGEST_TIMER_S = 10 * 86400.0
+
+
+class Call:
+    """A call from its headers to its end."""
+
+    __slots__ = ("due_s", "head", "out", "reader", "request_ended", "stream_id", "timer")
+
+    def __init__(self, stream_id: int, head: headers.Head, reader: RequestReader) -> None:
+        self.stream_id = stream_id
+        self.head = head
+        self.reader: RequestReader | None = reader
+        self.request_ended = False
+        self.due_s: float | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.out: Outgoing | None = None
+
+
+class OpenCalls:
+    """Calls by their stream's id. What h2 is told here leaves with the next flush."""
+
+    def __init__(
+        self,
+        h2: State,
+        held: Held,
+        loop: asyncio.AbstractEventLoop,
+        flush_soon: Callable[[], None],
+    ) -> None:
+        """flush_soon: called when something has to leave although nothing arrived."""
+        self._h2 = h2
+        self._held = held
+        self._loop = loop
+        self._flush_soon = flush_soon
+        self._calls: dict[int, Call] = {}
+        self.sender = Sender(h2, self._answered)
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def get(self, stream_id: int) -> Call | None:
+        """Return the call of a stream, None if it is over."""
+        return self._calls.get(stream_id)
+
+    def all(self) -> ValuesView[Call]:
+        """Return all that are open."""
+        return self._calls.values()
+
+    def streaming(self) -> list[Outgoing]:
+        """Return the answers that are streams."""
+        outs = [call.out for call in self._calls.values() if call.out is not None]
+        return [out for out in outs if isinstance(out.answer, StreamAnswer)]
+
+    def is_open(self, stream_id: int) -> bool:
+        """Whether something can be sent: h2 has read on, and may know of a reset to come."""
+        stream = self._h2.streams.get(stream_id)
+        return stream is not None and not stream.closed
+
+    # --- Begin ----------------------------------------------------------------------------
+
+    def add(self, call: Call) -> None:
+        """Take a new call."""
+        self._calls[call.stream_id] = call
+
+    def limit_time(self, call: Call, timeout_s: float) -> None:
+        """End `call` with DEADLINE_EXCEEDED when its caller's time is over."""
+        call.due_s = self._loop.time() + timeout_s
+        if timeout_s < LONGEST_TIMER_S:
+            call.timer = self._loop.call_later(timeout_s, self._late, call)
+
+    # --- Ends that we choose --------------------------------------------------------------
+
+    def finish(self, call: Call, end: End) -> None:
+        """Send the end of a call, and forget the call."""
+        stream_id = call.stream_id
+        if not self.is_open(stream_id):
+            self.remove(call)
+        elif end.broken and call.out is not None:
+            # In one read with the last bytes, a reset would take them along in a proxy.
+            call.out.gone = True
+            self._loop.call_later(BROKEN_S, self._break, call)
+        else:
+            trailers = headers.trailers(end.code, end.text, end.metadata, alone=call.out is None)
+            self._h2.send_headers(stream_id, trailers, end_stream=True)
+            self._stop_request(call)
+            self.remove(call)
+
+    def answer_http(self, call: Call, status: int) -> None:
+        """Answer what is no gRPC call as plain HTTP."""
+        self._h2.send_headers(call.stream_id, [(b":status", b"%d" % status)], end_stream=True)
+        self._stop_request(call)
+        self.remove(call)
+
+    def end_all(self, error: RRPAError) -> None:
+        """End every stream with `error`; one that is half-way through a message finishes that."""
+        for out in self.streaming():
+            self.sender.finish(out, error)
+
+    def _answered(self, out: Outgoing, end: End) -> None:
+        call = self._calls.get(out.stream_id)
+        if call is not None:
+            self.finish(call, end)
+
+    def _break(self, call: Call) -> None:
+        """Reset the stream of a caller that sees no trailers."""
+        if self._calls.get(call.stream_id) is call and self.is_open(call.stream_id):
+            self._h2.reset_stream(call.stream_id, ErrorCodes.INTERNAL_ERROR)
+            self.remove(call)
+            self._flush_soon()
+
+    def _stop_request(self, call: Call) -> None:
+        """Tell the peer that nobody reads the rest of its request."""
+        if not call.request_ended and not self._h2.streams[call.stream_id].closed:
+            self._h2.reset_stream(call.stream_id, ErrorCodes.NO_ERROR)
+
+    def _late(self, call: Call) -> None:
+        error = DeadlinePassed("the deadline passed before the answer was complete")
+        call.timer = None
+        if call.out is None:
+            self.finish(call, End(*told(error)))
+        elif not self.sender.finish(call.out, error):
+            # Half a message is out, and its rest may never find a window.
+            self.drop(call, Code.DEADLINE_EXCEEDED)
+            if self.is_open(call.stream_id):
+                self._h2.reset_stream(call.stream_id, ErrorCodes.CANCEL)
+                self._h2.forget(call.stream_id)
+        self._flush_soon()
+
+    # --- Ends that the peer chooses -------------------------------------------------------
+
+    def was_reset(self, call: Call) -> None:
+        """The peer wants no more of it."""
+        late = call.due_s is not None and self._loop.time() >= call.due_s - LATE_S
+        self.drop(call, Code.DEADLINE_EXCEEDED if late else Code.CANCELLED)
+
+    def drop_all(self) -> None:
+        """The connection is over."""
+        for call in list(self._calls.values()):
+            self.drop(call, Code.CANCELLED)
+
+    def drop(self, call: Call, code: Code) -> None:
+        """Leave a call that nobody waits for any more."""
+        if call.out is not None:
+            call.out.answer.leave(code)
+        self.remove(call)
+
+    def remove(self, call: Call) -> None:
+        """Forget a call, and all that was kept for it."""
+        self._calls.pop(call.stream_id, None)
+        self.let_go(call)
+        if call.timer is not None:
+            call.timer.cancel()
+        if call.out is not None:
+            call.out.gone = True
+            call.out.rest = b""
+        self._h2.forget(call.stream_id)
+
+    def let_go(self, call: Call) -> None:
+        """Give up what has arrived of a request."""
+        if call.reader is not None:
+            self._held.change(-call.reader.held_bytes)
+            call.reader = None
