@@ -56,6 +56,13 @@ class Config:
         kind=kinds.ADDRESS,
         group=SOCKETS,
     )
+    listen_frontend: str = setting(
+        "grpcio",
+        "What answers there: grpcio is the reference; batched sends all frames of an engine's "
+        "step to one connection as one write.",
+        kind=kinds.choice("grpcio", "batched"),
+        group=SOCKETS,
+    )
     engine_socket: str = setting(
         "/tmp/rrpa.sock",
         "Unix socket where engines attach (mode 0660). The doorbell is this path with .bell.",
@@ -69,9 +76,8 @@ class Config:
         group=SOCKETS,
     )
     envoy_frontend: str = setting(
-        "grpcio",
-        "What listens there: grpcio is the reference, which also listens on --listen; batched "
-        "sends all frames of an engine's step as one write, and is new.",
+        "batched",
+        "What answers there, as for --listen-frontend.",
         kind=kinds.choice("grpcio", "batched"),
         group=SOCKETS,
     )

@@ -33,6 +33,7 @@ def test_defaults_are_those_of_the_requirements() -> None:
     assert config.max_streams == 128
     assert config.drain_timeout_s == 20
     assert config.max_open_calls == 128 + 256
+    assert (config.listen_frontend, config.envoy_frontend) == ("grpcio", "batched")
 
 
 def test_a_flag_beats_the_environment_which_beats_the_default() -> None:

@@ -17,28 +17,16 @@ FRONT_ENDS = ("grpcio", "batched")
 
 @pytest.fixture(scope="session", params=FRONT_ENDS)
 def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
-    """Sidecar with each front end at Envoy's socket, an engine for 256 streams, and Envoy."""
+    """Sidecar with each front end at both its doors, an engine for 256 streams, and Envoy."""
     daemon = {
         "shm_bytes": 1024 * MIB,
         "stream_bytes": MIB,
         "log_level": "debug",
+        "listen_frontend": request.param,
         "envoy_frontend": request.param,
     }
     with Stack(daemon, engine={"capacity": 256}, envoy=True) as running:
         yield running
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out TCP beside the batched front end: there it is grpcio once more."""
-    again = [item for item in items if _is_tcp_again(item)]
-    config.hook.pytest_deselected(items=again)
-    items[:] = [item for item in items if item not in again]
-
-
-def _is_tcp_again(item: pytest.Item) -> bool:
-    params = getattr(getattr(item, "callspec", None), "params", {})
-    rows = (params.get("caller"), params.get("grpc_caller"))
-    return params.get("stack") == "batched" and "grpcio-tcp" in rows
 
 
 @pytest.fixture(scope="session", params=list(ROWS))

@@ -72,14 +72,14 @@ def impatient(options: dict[str, int]) -> Daemon:
         f"server.KEEPALIVE = tuple((k, {options}.get(k, v)) for k, v in server.KEEPALIVE)\n"
         "main()\n"
     )
-    daemon = Daemon(envoy_frontend="batched")
+    daemon = Daemon()
     daemon.argv = [sys.executable, "-c", code, *daemon.argv[3:]]
     return daemon
 
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    with Daemon(envoy_frontend="batched") as running:
+    with Daemon() as running:
         yield running
 
 

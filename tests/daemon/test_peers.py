@@ -38,7 +38,7 @@ FOREIGN = {
 
 @pytest.fixture(params=["grpc", "envoy"])
 def door(request: pytest.FixtureRequest, daemon: Daemon) -> str:
-    """Where a peer knocks: each front end has its own."""
+    """Where a peer knocks: as shipped, grpcio answers at the first and batched at the second."""
     return daemon.grpc_address if request.param == "grpc" else daemon.envoy_socket
 
 
@@ -186,38 +186,43 @@ def test_clients_may_not_call_the_engines_service_nor_engines_the_clients(served
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-@pytest.mark.parametrize("kind", ["batched", "grpcio"])
-def test_the_envoy_socket_serves_the_same_with_either_front_end(kind: str) -> None:
-    with (
-        Daemon(envoy_frontend=kind) as daemon,
-        hands(daemon) as held,
-        grpc.insecure_channel(f"unix:{daemon.envoy_socket}") as channel,
-    ):
-        call = channel.unary_stream(STREAM, None, pb.CreateStreamResponse.FromString)(REQUEST)
-        job = held.job()
-        job.write(b"through the other door")
-        job.finish("stop")
-        assert b"".join(frame.data for frame in call) == b"through the other door"
+KINDS = ("grpcio", "batched")
+DOORS = ("grpc", "envoy")
 
 
-@pytest.mark.parametrize("kind", ["batched", "grpcio"])
-def test_a_stream_at_envoys_socket_is_drained_and_told_like_any_other(kind: str) -> None:
-    with (
-        Daemon(drain_timeout_s=0.3, envoy_frontend=kind) as daemon,
-        hands(daemon) as held,
-        grpc.insecure_channel(f"unix:{daemon.envoy_socket}") as channel,
-    ):
-        call = channel.unary_stream(STREAM, None, pb.CreateStreamResponse.FromString)(REQUEST)
-        held.job().write(b"half")
-        assert next(call).data == b"half"
-        daemon.signal(signal.SIGTERM)
-        with pytest.raises(grpc.RpcError):
-            list(call)
-        assert call.code() is grpc.StatusCode.UNAVAILABLE
-        assert "--drain-timeout" in call.details()
-        assert dict(call.trailing_metadata())["rrpa-offset"] == "4"
-        assert daemon.wait() == 0
-        assert "Traceback" not in daemon.stderr
+@pytest.mark.parametrize("by_path", KINDS)
+@pytest.mark.parametrize("by_port", KINDS)
+def test_each_door_serves_the_same_with_either_front_end(by_port: str, by_path: str) -> None:
+    with Daemon(listen_frontend=by_port, envoy_frontend=by_path) as daemon, hands(daemon) as held:
+        for address in (*daemon.grpc_addresses, f"unix:{daemon.envoy_socket}"):
+            with grpc.insecure_channel(address) as channel:
+                call = channel.unary_stream(STREAM, None, pb.CreateStreamResponse.FromString)(
+                    REQUEST
+                )
+                job = held.job()
+                job.write(b"through any door")
+                job.finish("stop")
+                assert b"".join(frame.data for frame in call) == b"through any door"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("where", DOORS)
+def test_a_stream_at_either_door_is_drained_and_told_like_any_other(kind: str, where: str) -> None:
+    chosen = {"listen_frontend": kind, "envoy_frontend": kind}
+    with Daemon(drain_timeout_s=0.3, **chosen) as daemon, hands(daemon) as held:
+        address = daemon.grpc_address if where == "grpc" else f"unix:{daemon.envoy_socket}"
+        with grpc.insecure_channel(address) as channel:
+            call = channel.unary_stream(STREAM, None, pb.CreateStreamResponse.FromString)(REQUEST)
+            held.job().write(b"half")
+            assert next(call).data == b"half"
+            daemon.signal(signal.SIGTERM)
+            with pytest.raises(grpc.RpcError):
+                list(call)
+            assert call.code() is grpc.StatusCode.UNAVAILABLE
+            assert "--drain-timeout" in call.details()
+            assert dict(call.trailing_metadata())["rrpa-offset"] == "4"
+            assert daemon.wait() == 0
+            assert "Traceback" not in daemon.stderr
 
 
 def test_pings_at_the_least_interval_with_no_call_open_end_no_connection() -> None:

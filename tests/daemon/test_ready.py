@@ -24,7 +24,13 @@ def test_the_ready_line_names_every_address_and_the_start_time(daemon: Daemon) -
     )
 
 
-def test_localhost_is_answered_on_each_of_its_addresses_with_one_port(daemon: Daemon) -> None:
+@pytest.mark.parametrize("kind", ["grpcio", "batched"])
+def test_localhost_is_answered_on_each_of_its_addresses_with_one_port(kind: str) -> None:
+    with Daemon(listen_frontend=kind) as daemon:
+        answered_everywhere(daemon)
+
+
+def answered_everywhere(daemon: Daemon) -> None:
     expected = ["127.0.0.1"]
     if pathlib.Path("/proc/net/if_inet6").exists() and has_ipv6():
         expected.append("[::1]")

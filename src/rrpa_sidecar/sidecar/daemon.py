@@ -33,6 +33,7 @@ from rrpa_sidecar.metrics import Metrics
 from rrpa_sidecar.shm.directory import SegmentDirectory, open_directory
 from rrpa_sidecar.shm.doorbell import Bell
 from rrpa_sidecar.sidecar import addresses
+from rrpa_sidecar.sidecar.doors import BatchedFrontEnd, FrontEnd, GrpcioFrontEnd
 from rrpa_sidecar.sidecar.drain import Calls, Signals, drain
 from rrpa_sidecar.sidecar.metrics_server import MetricsServer
 from rrpa_sidecar.sidecar.unix_sockets import Claim
@@ -98,9 +99,13 @@ class _Daemon:
         self._metrics.gauges = self.broker
         self.health = Health()
         self.broker.on_ready_change = self.health.set_ready
-        self._handlers = RRPAHandlers(self.broker, self._metrics, clock)
-        self._batched = BatchedServer(config, self.broker, self._metrics, clock, self.health)
-        self.calls = _Calls(self._handlers, self._batched)
+        handlers = RRPAHandlers(self.broker, self._metrics, clock)
+        batched = BatchedServer(config, self.broker, self._metrics, clock, self.health)
+        self.calls = _Calls(handlers, batched)
+        self._fronts: dict[str, FrontEnd] = {
+            "grpcio": GrpcioFrontEnd(create_server(config, handlers, self.health)),
+            "batched": BatchedFrontEnd(batched),
+        }
         self._pump = Pump(self.broker, bell, config.sweep_interval_s)
 
     async def start(self) -> None:
@@ -109,32 +114,23 @@ class _Daemon:
         self._undo.callback(self._pump.close)
         engines = grpc.aio.server(options=engine_server_options(self._config))
         AttachService(self.broker, self._config).add_to(engines)
-        clients = create_server(self._config, self._handlers, self.health)
         with self._engine_claim.binding():
             engines.add_insecure_port(f"unix:{self._engine_claim.path}")
-        by_envoy = None
-        with self._envoy_claim.binding():
-            if self._config.envoy_frontend == "batched":
-                by_envoy = socket.socket(socket.AF_UNIX)
-                self._undo.callback(by_envoy.close)
-                by_envoy.bind(self._envoy_claim.path)
-            else:
-                clients.add_insecure_port(f"unix:{self._envoy_claim.path}")
+        self._undo.push_async_callback(self._stop, engines)
+        self._fronts[self._config.envoy_frontend].take_path(self._envoy_claim)
         for bound in self._grpc_ports:
-            _listen(clients, bound)
-        self._undo.push_async_callback(self._stop, clients, engines)
-        for server in (engines, clients):
-            await server.start()
-        if by_envoy is not None:
-            await self._batched.listen(by_envoy)
+            self._fronts[self._config.listen_frontend].take_port(bound, "--listen")
+        await engines.start()
+        for front in self._fronts.values():
+            await front.start()
         metrics = MetricsServer(self._metrics, self._metrics_ports)
         self._undo.callback(metrics.close)
         metrics.start()
 
-    async def _stop(self, clients: grpc.aio.Server, engines: grpc.aio.Server) -> None:
-        """Stop both servers; engines last, so that they hear of the streams that were left."""
+    async def _stop(self, engines: grpc.aio.Server) -> None:
+        """Stop all servers; engines last, so that they hear of the streams that were left."""
         self.health.close()
-        await asyncio.gather(clients.stop(STOP_GRACE_S), self._batched.stop(STOP_GRACE_S))
+        await asyncio.gather(*(front.stop(STOP_GRACE_S) for front in self._fronts.values()))
         await self._settle()
         await engines.stop(None)
         await self._settle()
@@ -189,15 +185,6 @@ def _warn_of_little_room(directory: SegmentDirectory, config: Config) -> None:
             " make it larger (docker: --shm-size) or lower --shm-bytes",
             *(config.shm_dir, show_size(total_bytes), show_size(config.shm_bytes)),
         )
-
-
-def _listen(server: grpc.aio.Server, bound: socket.socket) -> None:
-    """Let gRPC listen where `bound` holds the port."""
-    where = addresses.address_of(bound)
-    try:
-        server.add_insecure_port(str(where))
-    except RuntimeError as error:
-        raise addresses.taken(where, "--listen") from error
 
 
 def _join(bound: list[socket.socket]) -> str:

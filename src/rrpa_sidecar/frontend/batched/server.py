@@ -35,14 +35,18 @@ class BatchedServer:
         self.streams_limit = config.max_open_calls + ROOM_FOR_REFUSALS
         self.request_limit = config.max_request_bytes
         self.held = Held(config.queue_bytes + config.max_request_bytes)
-        self._listener: asyncio.Server | None = None
+        self._listeners: list[asyncio.Server] = []
 
     async def listen(self, bound: socket.socket) -> None:
-        """Take connections on a bound Unix socket, which belongs to this server from now on."""
+        """Take connections on a bound socket, TCP or Unix, which is this server's from now on.
+
+        Raises:
+          OSError: another process listens on its address.
+        """
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_unix_server(
-            lambda: Connection(self), sock=bound, backlog=BACKLOG
-        )
+        at_path = bound.family == socket.AF_UNIX
+        create = loop.create_unix_server if at_path else loop.create_server
+        self._listeners.append(await create(lambda: Connection(self), sock=bound, backlog=BACKLOG))
 
     @property
     def open_calls(self) -> int:
@@ -56,8 +60,8 @@ class BatchedServer:
 
     async def stop(self, grace_s: float) -> None:
         """Take nothing new, let what is open end for `grace_s` at most, and close."""
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         for each in list(self.connections):
             each.drain()
         loop = asyncio.get_running_loop()

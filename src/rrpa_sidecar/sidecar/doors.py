@@ -1,0 +1,100 @@
+"""Where callers come in, and what answers there: any front end at any door.
+
+A front end takes its doors before it starts; `FrontEnd` is what the daemon needs of it.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Protocol
+
+import grpc
+
+from rrpa_sidecar.frontend.batched.server import BatchedServer
+from rrpa_sidecar.sidecar import addresses
+from rrpa_sidecar.sidecar.unix_sockets import Claim
+
+
+class FrontEnd(Protocol):
+    """A server that has not started."""
+
+    def take_port(self, bound: socket.socket, flag: str) -> None:
+        """Serve where `bound` holds the port.
+
+        Raises:
+          StartupError: somebody else listens there.
+        """
+        ...
+
+    def take_path(self, claim: Claim) -> None:
+        """Serve on the Unix socket that is claimed."""
+        ...
+
+    async def start(self) -> None:
+        """Listen at all doors.
+
+        Raises:
+          StartupError: somebody else listens at one.
+        """
+        ...
+
+    async def stop(self, grace_s: float) -> None:
+        """Take nothing new; end what is open after `grace_s`."""
+        ...
+
+
+class GrpcioFrontEnd:
+    """gRPC's own server, which binds by itself."""
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self._server = server
+
+    def take_port(self, bound: socket.socket, flag: str) -> None:
+        where = addresses.address_of(bound)
+        try:
+            self._server.add_insecure_port(str(where))
+        except RuntimeError as error:
+            raise addresses.taken(where, flag) from error
+
+    def take_path(self, claim: Claim) -> None:
+        with claim.binding():
+            self._server.add_insecure_port(f"unix:{claim.path}")
+
+    async def start(self) -> None:
+        await self._server.start()
+
+    async def stop(self, grace_s: float) -> None:
+        await self._server.stop(grace_s)
+
+
+class BatchedFrontEnd:
+    """Our own server, which listens on sockets that are bound already."""
+
+    def __init__(self, server: BatchedServer) -> None:
+        self._server = server
+        self._ports: list[tuple[socket.socket, str]] = []
+        self._paths: list[socket.socket] = []
+
+    def take_port(self, bound: socket.socket, flag: str) -> None:
+        self._ports.append((bound, flag))
+
+    def take_path(self, claim: Claim) -> None:
+        bound = socket.socket(socket.AF_UNIX)
+        self._paths.append(bound)
+        with claim.binding():
+            bound.bind(claim.path)
+
+    async def start(self) -> None:
+        for bound in self._paths:
+            await self._server.listen(bound)
+        for bound, flag in self._ports:
+            try:
+                await self._server.listen(bound)
+            except OSError as error:
+                # Two may bind a port that nobody listens on; the second to listen is told so.
+                raise addresses.refusal(addresses.address_of(bound), flag, error) from error
+
+    async def stop(self, grace_s: float) -> None:
+        await self._server.stop(grace_s)
+        for bound in self._paths:
+            bound.close()
