@@ -91,6 +91,12 @@ class Histogram:
         self.counts[bisect_left(BUCKETS_S, seconds)] += 1
         self.total_s += seconds
 
+    def observe_alike(self, seconds: float, times: int) -> None:
+        """Count `times` durations of the same length."""
+        seconds = max(seconds, 0.0)
+        self.counts[bisect_left(BUCKETS_S, seconds)] += times
+        self.total_s += seconds * times
+
     def cumulative(self) -> tuple[list[tuple[str, float]], float]:
         """Return prometheus' (upper bound, count so far) pairs and the sum of all durations."""
         counts, total_s = list(self.counts), self.total_s
@@ -160,6 +166,13 @@ class ModelMetrics:
         """Count one frame of `n_bytes` of the answer."""
         self.frames += 1
         self.delivered_bytes += n_bytes
+
+    def frames_alike(self, frames: int, n_bytes: int, since_s: float) -> None:
+        """Count `frames` that leave together, `n_bytes` in all, each the next of a stream whose
+        last one left `since_s` ago."""
+        self.frames += frames
+        self.delivered_bytes += n_bytes
+        self.inter_token_s.observe_alike(since_s, frames)
 
     def replaced(self, n: int) -> None:
         """Count `n` characters U+FFFD put in place of invalid bytes."""

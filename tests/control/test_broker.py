@@ -10,9 +10,11 @@ import pytest
 
 from rrpa_sidecar.control.broker import Broker
 from rrpa_sidecar.control.lifecycle import State
+from rrpa_sidecar.control.live import Place
 from rrpa_sidecar.control.requests import model_of
 from rrpa_sidecar.errors import (
     CapacityExhausted,
+    CorruptLog,
     DeadlinePassed,
     Draining,
     InvalidRequest,
@@ -32,6 +34,104 @@ from tests.control.engine import (
     read_all,
     streams_in,
 )
+
+# --- The short way of a token--------------------------------------------------------------
+
+
+class Followed:
+    """A stream that a front end follows since its first token, and what the scans put aside."""
+
+    def __init__(self, cast: Cast) -> None:
+        self.engine = cast.engine(capacity=1)
+        self.stream = cast.open()
+        self.inbox: list[Place] = []
+        self.place = Place(self.inbox)
+        self.woken = 0
+        self.stream.waker = self.wake
+        self.engine.write(self.stream, b"one ")
+        assert self.stream.poll() == Data(0, b"one ")
+        self.reader = self.stream.follow(self.place)
+        self.woken = 0
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    def taken(self) -> bytes:
+        """Take as a front end does in its step."""
+        found = b""
+        for place in self.inbox:
+            place.queued = False
+            found += self.reader.promised(place.word, 4096)
+        self.inbox.clear()
+        return found
+
+
+def test_a_followed_stream_is_put_into_its_place_and_its_front_end_steps_once(broker, cast):
+    followed, steps = Followed(cast), []
+    broker.on_step.append(lambda: steps.append(len(followed.inbox)))
+    followed.engine.write(followed.stream, b"two ")
+    assert followed.inbox == [followed.place]
+    followed.engine.write(followed.stream, b"three")
+    assert followed.inbox == [followed.place], "once, however often it moves"
+    assert followed.taken() == b"two three"
+    assert (followed.woken, steps) == (0, [1, 1])
+    broker.scan()
+    assert len(steps) == 2
+
+
+def test_the_end_of_a_followed_stream_wakes_its_front_end(broker, cast, shm):
+    followed = Followed(cast)
+    followed.engine.write(followed.stream, b"two")
+    followed.engine.finish(followed.stream)
+    assert followed.woken > 0
+    assert read_all(followed.stream) == (b"two", Finished(7, 1, None, 0, 0, 0))
+    followed.stream.leave()
+    assert streams_in(shm) == []
+    assert_at_rest(broker)
+
+
+def test_replacements_of_the_short_way_are_counted_at_the_end(cast, metrics):
+    followed = Followed(cast)
+    followed.engine.write(followed.stream, b"\xff!")
+    assert followed.taken() == "\ufffd!".encode()
+    followed.stream.leave()
+    assert metrics.model("test").replaced_characters == 1
+
+
+def test_after_it_left_a_stream_is_put_nowhere_and_its_word_promises_nothing(cast):
+    followed = Followed(cast)
+    followed.engine.write(followed.stream, b"two")
+    followed.stream.leave()
+    assert followed.taken() == b"", "the log may be closed"
+    followed.engine.write(followed.stream, b"three")
+    assert (followed.inbox, followed.woken) == ([], 0)
+    assert followed.stream.follow(followed.place) is None
+
+
+def test_the_next_stream_of_a_slot_is_not_put_into_the_place_of_the_one_before(cast):
+    followed = Followed(cast)
+    followed.engine.finish(followed.stream)
+    followed.stream.leave()
+    woken = []
+    following = cast.open()
+    following.waker = lambda: woken.append(1)
+    followed.engine.write(following, b"next")
+    assert (following.slot, followed.inbox, len(woken)) == (followed.stream.slot, [], 1)
+    assert following.poll() == Data(0, b"next")
+
+
+def test_a_word_ahead_of_its_log_costs_its_own_stream_alone(broker, cast):
+    followed = Followed(cast)
+    other = cast.engine()
+    bystander = cast.open()
+    followed.engine.table.set(followed.stream.slot, 4096, False)
+    broker.scan()
+    assert followed.taken() == bytes(4092), "a hole, which nobody has committed"
+    followed.engine.finish(followed.stream)
+    assert isinstance(failure(followed.stream.poll()), CorruptLog)
+    other.write(bystander, b"fine")
+    assert bystander.poll() == Data(0, b"fine")
+
 
 # --- The ordinary way ---------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from rrpa_sidecar.clock import SystemClock
 from rrpa_sidecar.config import Config
 from rrpa_sidecar.control.broker import Labels
 from rrpa_sidecar.control.engines import ModelInfo
-from rrpa_sidecar.control.live import Timing
+from rrpa_sidecar.control.live import Place, Timing
 from rrpa_sidecar.errors import RRPAError
 from rrpa_sidecar.frontend.batched.server import BatchedServer
 from rrpa_sidecar.frontend.grpcio.handlers import RRPAHandlers
@@ -43,6 +43,10 @@ class FakeStream:
     polls: int = 0
     events: deque[Event | Exception] = field(default_factory=deque)
     offset: int = 0
+    put_bytes: int = 0
+
+    def follow(self, place: Place) -> None:
+        """There is no table here."""
 
     def poll(self, limit_bytes: int = 65536) -> Event | None:
         self.polls += 1
@@ -51,6 +55,8 @@ class FakeStream:
         event = self.events.popleft()
         if isinstance(event, Exception):
             raise event
+        if isinstance(event, Data):
+            self.offset += len(event.data)
         return event
 
     @property
@@ -66,14 +72,14 @@ class FakeStream:
             self.waker()
 
     def data(self, data: bytes) -> None:
-        self.put(Data(self.offset, data))
-        self.offset += len(data)
+        at, self.put_bytes = self.put_bytes, self.put_bytes + len(data)
+        self.put(Data(at, data))
 
     def finish(self, reason: int = 1) -> None:
-        self.put(Finished(self.offset, reason, None, 3, 4, 0))
+        self.put(Finished(self.put_bytes, reason, None, 3, 4, 0))
 
     def fail(self, error: RRPAError) -> None:
-        self.put(Failed(self.offset, error))
+        self.put(Failed(self.put_bytes, error))
 
 
 class FakeBroker:
@@ -81,6 +87,7 @@ class FakeBroker:
 
     def __init__(self) -> None:
         self.streams: list[FakeStream] = []
+        self.on_step: list[Callable[[], None]] = []
         self.requests: list[bytes] = []
         self.timeouts: list[float | None] = []
         self.refusal: Exception | None = None

@@ -88,3 +88,8 @@ def fork(work: Callable[[], object]) -> int:
 def exit_of(pid: int) -> int:
     """Wait for a child; return its exit code, or minus the signal that ended it."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def slots_of(polled: list[tuple[int, int]]) -> list[int]:
+    """Return the slots of a table's poll without their words."""
+    return [slot for slot, _ in polled]

@@ -12,7 +12,7 @@ from rrpa_sidecar.shm import layout
 from rrpa_sidecar.shm.directory import PlainDirectory, SegmentDirectory
 from rrpa_sidecar.shm.end import End
 from rrpa_sidecar.shm.table import TableReader, TableWriter
-from tests.shm.support import Ids, writer
+from tests.shm.support import Ids, slots_of, writer
 
 NONCE = bytes(range(16))
 
@@ -26,18 +26,18 @@ def test_a_poll_tells_the_slots_that_moved_and_only_once(
 ) -> None:
     table = TableWriter.create(directory, ids.new(), 512, NONCE)
     seen = open_table(directory, table)
-    assert seen.poll() == []
+    assert slots_of(seen.poll()) == []
     table.set(511, 1, False)
     table.set(0, 7, False)
     table.set(31, 0, True)
-    assert seen.poll() == [0, 31, 511]
+    assert slots_of(seen.poll()) == [0, 31, 511]
     assert seen.word(0) == (7, False)
     assert seen.word(31) == (0, True)
-    assert seen.poll() == []
+    assert slots_of(seen.poll()) == []
     table.set(0, 7, False)
-    assert seen.poll() == []
+    assert slots_of(seen.poll()) == []
     table.set(0, 7, True)
-    assert seen.poll() == [0]
+    assert slots_of(seen.poll()) == [0]
     table.close()
     seen.close()
     seen.close()
@@ -49,24 +49,24 @@ def test_a_log_moves_its_slot_and_an_empty_answer_does_too(
     table = TableWriter.create(directory, ids.new(), 4, NONCE)
     seen = open_table(directory, table)
     first = writer(directory, ids.new(), table=table, slot=2)
-    assert seen.poll() == [2]
+    assert slots_of(seen.poll()) == [2]
     first.write(b"")
-    assert seen.poll() == []
+    assert slots_of(seen.poll()) == []
     first.write(b"ab")
-    assert seen.poll() == [2]
+    assert slots_of(seen.poll()) == [2]
     assert seen.word(2) == (2, False)
     first.finish(End())
-    assert seen.poll() == [2]
+    assert slots_of(seen.poll()) == [2]
     assert seen.word(2) == (2, True)
     second = writer(directory, ids.new(), table=table, slot=2)
-    assert seen.poll() == [2]
+    assert slots_of(seen.poll()) == [2]
     assert seen.word(2) == (0, False)
     second.finish(End())
-    assert seen.poll() == [2]
+    assert slots_of(seen.poll()) == [2]
     assert seen.word(2) == (0, True)
     # From birth to end without a poll in between, at the same length: seen all the same.
     writer(directory, ids.new(), table=table, slot=2).finish(End())
-    assert seen.poll() == [2]
+    assert slots_of(seen.poll()) == [2]
     assert seen.word(2) == (0, True)
     table.close()
     seen.close()
@@ -78,10 +78,10 @@ def test_turns_of_a_slot_wrap_and_leave_its_neighbours_alone(plain: PlainDirecto
     table.set(1, 9, True)
     for _ in range(layout.WORD_TURNS + 1):
         table.begin(0)
-    assert seen.poll() == [0, 1]
+    assert slots_of(seen.poll()) == [0, 1]
     assert seen.word(0) == (0, False)
     table.begin(0)
-    assert seen.poll() == [0]
+    assert slots_of(seen.poll()) == [0]
     assert seen.word(1) == (9, True)
     with pytest.raises(StreamMisuse, match="of a table of 2"):
         table.begin(2)
@@ -105,7 +105,9 @@ def test_every_slot_of_every_size_is_seen(
                 moved.add(slot)
             model[slot] = word
         # A slot may have been set twice and be where it was.
-        polled = seen.poll()
+        found = seen.poll()
+        polled = slots_of(found)
+        assert all((word >> 1, bool(word & 1)) == seen.word(slot) for slot, word in found)
         assert set(polled) <= moved
         assert polled == sorted(polled)
         assert [seen.word(slot) for slot in moved] == [model[slot] for slot in moved]

@@ -17,6 +17,7 @@ from rrpa_sidecar.shm.directory import PlainDirectory
 from rrpa_sidecar.shm.end import End
 from rrpa_sidecar.shm.reader import LogReader
 from rrpa_sidecar.shm.table import TableReader
+from tests.shm.support import slots_of
 from tests.vectors import generate
 
 INDEX: dict[str, Any] = json.loads((generate.HERE / "vectors.json").read_text())
@@ -91,7 +92,7 @@ def check_table(plain: PlainDirectory) -> None:
     nonce = bytes.fromhex(table["nonce_hex"])
     seen = TableReader.open(plain, table["table_id"], slots=table["slots"], nonce=nonce)
     words = {int(slot): tuple(word[1:]) for slot, word in table["words"].items()}
-    assert seen.poll() == sorted(words)
+    assert slots_of(seen.poll()) == sorted(words)
     assert {slot: seen.word(slot) for slot in words} == words
     seen.close()
 

@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rrpa_sidecar.errors import CorruptLog, EngineFailed, EngineLost, EngineStatus
+from rrpa_sidecar.shm import layout
 from rrpa_sidecar.shm.end import End
 from rrpa_sidecar.stream.events import Data, Failed, Finished
 from rrpa_sidecar.stream.stream import OneFailure, Silence, StreamReader
-
-
-class FakeLog:
-    """A log in memory whose writer is the test."""
-
-    def __init__(self) -> None:
-        self.raw = b""
-        self.end: End | None = None
-        self.corrupt_progress: str | None = None
-        self.corrupt_read: str | None = None
-        self.reads: list[tuple[int, int]] = []
-        self.looks = 0
-
-    def progress(self) -> tuple[int, End | None]:
-        self.looks += 1
-        if self.corrupt_progress:
-            raise CorruptLog(self.corrupt_progress)
-        return len(self.raw), self.end
-
-    def read(self, position: int, limit: int) -> bytes:
-        if self.corrupt_read:
-            raise CorruptLog(self.corrupt_read)
-        self.reads.append((position, limit))
-        return self.raw[position : position + limit]
+from tests.stream.fakes import FakeLog
 
 
 @pytest.fixture
@@ -180,6 +160,103 @@ def test_refresh_finds_the_end_without_delivering(log, reader):
     assert reader.poll() == Data(0, b"abc")
 
 
+def trusted(log: FakeLog, text: bytes = b"one") -> StreamReader:
+    """A reader that has polled `text` and trusts the table since."""
+    reader = StreamReader(log)
+    log.raw = text
+    assert reader.poll() is not None
+    assert reader.trust(log.word())
+    return reader
+
+
+def test_a_trusted_word_gives_the_new_bytes_and_the_header_is_not_looked_at(log):
+    reader = trusted(log)
+    looks = log.looks
+    log.raw += b"two"
+    assert reader.promised(log.word(), 100) == b"two"
+    assert (reader.offset, log.looks) == (6, looks)
+    assert reader.promised(log.word(), 100) == b"", "no byte twice"
+    log.raw += b"three"
+    assert reader.poll() == Data(6, b"three"), "both ways may take turns"
+    assert reader.caught_up
+
+
+def test_nothing_is_trusted_before_the_header_has_agreed(log, reader):
+    log.raw = b"one"
+    assert reader.promised(log.word(), 100) == b""
+    assert not reader.trust(log.word())
+    reader.poll()
+    log.raw += b"two"
+    assert not reader.trust(log.word()), "ahead of the header as it was read"
+    reader.poll()
+    assert not reader.trust(0)
+    assert reader.trust(log.word())
+
+
+@pytest.mark.parametrize("turn", [0, 2, 65535])
+def test_a_word_of_another_log_of_the_slot_promises_nothing(log, turn):
+    reader = trusted(log)
+    log.raw += b"two"
+    assert reader.promised(log.word(turn), 100) == b""
+    assert reader.poll() == Data(3, b"two")
+    assert reader.trust(log.word(turn))
+    log.raw += b"!"
+    assert reader.promised(log.word(turn), 100) == b"!"
+
+
+@pytest.mark.parametrize(("limit", "found"), [(2, b""), (3, b"two")])
+def test_a_promise_above_the_limit_is_left_to_poll(log, limit, found):
+    reader = trusted(log)
+    log.raw += b"two"
+    assert reader.promised(log.word(), limit) == found
+
+
+def test_half_a_character_is_kept_by_either_way(log):
+    reader = trusted(log)
+    log.raw += "ä".encode()[:1]
+    assert reader.promised(log.word(), 100) == b""
+    assert reader.poll() is None
+    assert reader.promised(log.word(), 100) == b""
+    log.raw += "ä".encode()[1:]
+    assert reader.promised(log.word(), 100) == "ä".encode()
+    log.raw += b"\xff"
+    assert reader.promised(log.word(), 100) == "\ufffd".encode()
+    assert (reader.offset, reader.replaced) == (8, 1)
+
+
+def test_a_word_ahead_of_the_file_promises_nothing(log):
+    reader = trusted(log)
+    word = log.word() + (5 << 1)
+    assert reader.promised(word, 100) == b""
+    assert reader.poll() is None
+
+
+def test_a_word_ahead_of_the_cursor_is_corruption_as_soon_as_the_header_is_read(log):
+    reader = trusted(log)
+    os.pwrite(log.fd, b"more", layout.HEADER_BYTES + 3)
+    assert reader.promised(log.word() + (4 << 1), 100) == b"more"
+    event = reader.poll()
+    assert isinstance(event, Failed)
+    assert isinstance(event.error, CorruptLog)
+    assert event.offset == 7, "what was delivered cannot be taken back"
+
+
+@pytest.mark.parametrize("how", ["end", "lose", "corrupt"])
+def test_after_the_end_was_seen_nothing_is_promised(log, how):
+    reader = trusted(log)
+    log.raw += b"two"
+    if how == "end":
+        log.end = End(reason=1)
+        reader.refresh()
+    elif how == "lose":
+        reader.lose("engine e was lost")
+    else:
+        log.corrupt_progress = "broken"
+        reader.refresh()
+    assert reader.promised(log.word(), 100) == b""
+    assert not reader.trust(log.word())
+
+
 @given(
     st.lists(st.binary(max_size=12), max_size=20),
     st.lists(st.integers(1, 20), min_size=1),
@@ -192,7 +269,14 @@ def test_any_tokens_polled_at_any_moment_equal_one_decode(tokens, limits, random
     for number, token in enumerate(tokens):
         log.raw += token
         while random.random() < 0.5:
+            if random.random() < 0.5:
+                found = reader.promised(log.word(), limits[number % len(limits)])
+                found.decode()
+                got += found
+                assert reader.offset == len(got)
+                continue
             event = reader.poll(limits[number % len(limits)])
+            reader.trust(log.word())
             if isinstance(event, Data):
                 assert event.offset == len(got)
                 assert event.data

@@ -69,6 +69,8 @@ class Broker:
         self.on_ready_change: Callable[[bool], None] | None = None
         self.on_busy: Callable[[], None] | None = None
         """Called when sweeps are needed; calls while they run already are harmless."""
+        self.on_step: list[Callable[[], None]] = []
+        """Called after each scan that put streams into their places."""
         self._directory = directory
         self._metrics = metrics
         self._clock = clock
@@ -129,6 +131,10 @@ class Broker:
             return
         stream.left = True
         stream.waker = None
+        if stream.engine is not None:
+            stream.engine.put(stream, None)
+        if stream.reader is not None:
+            stream.reader.distrust()
         stream.source = SILENCE
         # An end that nobody has read yet needs no Cancel, and must not get one.
         self._watch.look_for_end(stream)
@@ -163,12 +169,26 @@ class Broker:
             except CorruptLog as error:
                 self._expel(engine, error)
                 continue
-            news = news or bool(moved)
-            for slot in moved:
-                stream = engine.streams.get(slot)
-                if stream is not None:
-                    self._watch.moved(stream)
+            if moved:
+                news = True
+                self._move(engine, moved)
+        if news:
+            for step in self.on_step:
+                step()
         return news
+
+    def _move(self, engine: Engine, moved: list[tuple[int, int]]) -> None:
+        places = engine.places
+        for slot, word in moved:
+            place = places[slot]
+            if place is not None and not word & 1:
+                place.word = word
+                if not place.queued:
+                    place.queued = True
+                    place.inbox.append(place)
+            elif (stream := engine.streams.get(slot)) is not None:
+                stream.word = word
+                self._watch.moved(stream)
 
     def sweep(self) -> bool:
         """Scan, and do all that no bell announces: deadlines, lost engines, slow clients.

@@ -10,7 +10,7 @@ from rrpa_sidecar.control.hello import Offer
 from rrpa_sidecar.errors import StreamMisuse
 
 if TYPE_CHECKING:
-    from rrpa_sidecar.control.live import LiveStream
+    from rrpa_sidecar.control.live import LiveStream, Place
 
 
 class EngineLink(Protocol):
@@ -53,6 +53,8 @@ class Engine:
         self.lost_ns = 0
         """When it was detached; means nothing while it is attached."""
         self.lost_why = ""
+        self.places: list[Place | None] = [None] * offer.capacity
+        """slot → where the scan puts its stream; None: the stream is woken instead."""
         self._by_id: dict[str, LiveStream] = {}
         # First in, first out: a word of the table that still changes for an old stream is as
         # old as can be before its slot is used again.
@@ -78,7 +80,15 @@ class Engine:
             raise StreamMisuse(f"slot {slot} of engine {self.name} is not this stream's")
         del self.streams[slot]
         del self._by_id[stream.stream_id]
+        self.places[slot] = None
         self._free.append(slot)
+
+    def put(self, stream: LiveStream, place: Place | None) -> bool:
+        """Let the scan put `stream` into `place`; False: its slot is not its own any more."""
+        if self.streams.get(stream.slot) is not stream:
+            return False
+        self.places[stream.slot] = place
+        return True
 
     def stream(self, stream_id: str) -> LiveStream | None:
         """Return the stream with this id if this engine holds it: engines name only their own."""

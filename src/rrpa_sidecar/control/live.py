@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rrpa_sidecar.control.lifecycle import State
 from rrpa_sidecar.errors import RRPAError
@@ -39,6 +39,22 @@ class Timing:
     first_commit_ns: int | None = None
     first_frame_ns: int | None = None
     """Set by the front end."""
+
+
+class Place:
+    """A stream's place in its front end's next step. The broker's scan puts it there.
+
+    inbox: the list of all places whose streams have moved since the last step.
+    queued: it is in there.
+    word: of the stream's slot in its engine's table, as the last scan saw it; see `StreamReader`.
+    """
+
+    __slots__ = ("inbox", "queued", "word")
+
+    def __init__(self, inbox: list[Any]) -> None:
+        self.inbox = inbox
+        self.queued = False
+        self.word = 0
 
 
 class Keeper(Protocol):
@@ -79,6 +95,7 @@ class LiveStream:
         "ticket",
         "timing",
         "waker",
+        "word",
     )
 
     def __init__(
@@ -105,6 +122,8 @@ class LiveStream:
         self.ticket: Ticket | None = None
         self.engine: Engine | None = None
         self.slot = -1
+        self.word = 0
+        """Of the slot, as the last scan that woke this stream saw it."""
         self.log: LogReader | None = None
         self.reader: StreamReader | None = None
         self.source: StreamReader | OneFailure | Silence = SILENCE
@@ -120,12 +139,9 @@ class LiveStream:
         """
         source = self.source
         event = source.poll(limit_bytes)
-        if type(event) is Data:
-            if event.offset == 0:
-                self._count_first_token()
-            if source.replaced != self._counted_replaced:
-                self._meter.replaced(source.replaced - self._counted_replaced)
-                self._counted_replaced = source.replaced
+        if type(event) is Data and event.offset == 0:
+            self._count_first_token()
+        self._count_replaced()
         self._keeper.polled(self)
         return event
 
@@ -134,11 +150,30 @@ class LiveStream:
         """Whether `poll` would find nothing before the next wake: saves a read for each token."""
         return self.source.caught_up
 
+    def follow(self, place: Place) -> StreamReader | None:
+        """Have the stream put into `place` when it moves, from now on; it is woken at its end only.
+
+        Returns what `StreamReader.promised` is asked of, or None where the table cannot be
+        trusted (yet): then the stream is woken as before. May be called again.
+        """
+        reader, engine = self.reader, self.engine
+        if self.left or reader is None or engine is None:
+            return None
+        if not reader.trust(place.word or self.word) or not engine.put(self, place):
+            return None
+        return reader
+
+    @property
+    def offset(self) -> int:
+        """Bytes of the answer taken so far."""
+        return self.source.offset
+
     def leave(self) -> None:
         """Say that the client is gone or has everything. May be called again, without effect.
 
         The engine's work is cancelled if it still runs; file, slot and budget follow.
         """
+        self._count_replaced()
         self._keeper.leave(self)
 
     def show(self, source: StreamReader | OneFailure) -> None:
@@ -154,6 +189,11 @@ class LiveStream:
     def wake(self) -> None:
         if self.waker is not None:
             self.waker()
+
+    def _count_replaced(self) -> None:
+        if self.source.replaced != self._counted_replaced:
+            self._meter.replaced(self.source.replaced - self._counted_replaced)
+            self._counted_replaced = self.source.replaced
 
     def _count_first_token(self) -> None:
         stamp = self.log.first_commit_ns() if self.log else None

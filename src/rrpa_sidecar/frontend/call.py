@@ -20,11 +20,23 @@ log = logging.getLogger(__name__)
 class Call:
     """What one CreateStream or CreateMessage has done so far."""
 
+    __slots__ = (
+        "_clock",
+        "_ended",
+        "_metrics",
+        "counters",
+        "delivered_bytes",
+        "labels",
+        "last_frame_ns",
+        "stream",
+    )
+
     def __init__(self, metrics: Metrics, clock: Clock) -> None:
         self._metrics = metrics
-        self._counters = metrics.model("")
+        self.counters = metrics.model("")
         self._clock = clock
-        self._last_frame_ns = 0
+        self.last_frame_ns = 0
+        """When the last frame was handed to the connection; 0: none was."""
         self._ended = False
         self.labels: Labels | None = None
         self.stream: LiveStream | None = None
@@ -33,7 +45,7 @@ class Call:
     def accepted(self, stream: LiveStream) -> metadata.Pairs:
         """Take note that the broker accepted; return the initial metadata."""
         self.stream = stream
-        self._counters = self._metrics.model(stream.model)
+        self.counters = self._metrics.model(stream.model)
         assert self.labels is not None
         return (*metadata.id_pairs(self.labels), (metadata.SERVER_STREAM_ID, stream.stream_id))
 
@@ -41,15 +53,15 @@ class Call:
         """Take note that a frame with `n_bytes` of the answer was handed to the connection."""
         assert self.stream is not None
         now_ns = self._clock.now_ns()
-        if self._last_frame_ns:
-            self._counters.inter_token((now_ns - self._last_frame_ns) / 1e9)
+        if self.last_frame_ns:
+            self.counters.inter_token((now_ns - self.last_frame_ns) / 1e9)
         else:
             timing = self.stream.timing
             timing.first_frame_ns = now_ns
-            self._counters.first_token((now_ns - timing.accepted_ns) / 1e9)
-        self._last_frame_ns = now_ns
+            self.counters.first_token((now_ns - timing.accepted_ns) / 1e9)
+        self.last_frame_ns = now_ns
         self.delivered_bytes += n_bytes
-        self._counters.frame(n_bytes)
+        self.counters.frame(n_bytes)
 
     def trailers(self) -> metadata.Pairs:
         """Return the trailing metadata as of now."""
@@ -65,7 +77,7 @@ class Call:
         if self._ended:
             return
         self._ended = True
-        self._counters.stream_ended(code)
+        self.counters.stream_ended(code)
         if log.isEnabledFor(logging.INFO):
             log.info("%s", self._line(code, text))
 

@@ -34,6 +34,7 @@ FLAG_STOP_SEQUENCE: Final = 1
 WORD_TURN_SHIFT: Final = 48
 WORD_TURNS: Final = 1 << 16
 WORD_COMMITTED_MASK: Final = (1 << 47) - 1
+WORD_TURN_MASK: Final = (WORD_TURNS - 1) << WORD_TURN_SHIFT
 U32_MAX: Final = (1 << 32) - 1
 U64_MAX: Final = (1 << 64) - 1
 

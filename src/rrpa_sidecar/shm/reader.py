@@ -37,11 +37,15 @@ class LogReader:
     - last good value <= c < ~k <= capacity: the writer stopped between its two stores. The
       last good value stays; if the writer is gone, c is the committed length.
     - anything else, or any disagreement in a final log: CorruptLog.
+    So is a cursor that stays below the last good value, or below what the table has promised.
     """
+
+    __slots__ = ("_committed", "_end", "_first_commit_ns", "_name", "_seen", "capacity_bytes", "fd")
 
     def __init__(self, fd: int, name: str, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
-        self._fd = fd
+        self.fd = fd
+        """Of the file, -1 once closed; its bytes begin at `layout.HEADER_BYTES`."""
         self._name = name
         self._committed = 0
         self._end: End | None = None
@@ -76,20 +80,25 @@ class LogReader:
             raise
         return cls(fd, name, stream_bytes - layout.HEADER_BYTES)
 
-    def progress(self) -> tuple[int, End | None]:
+    def progress(self, promised_bytes: int = 0) -> tuple[int, End | None]:
         """Return (committed_bytes, end). Bytes never go back; the end comes after the last.
+
+        promised_bytes: what the table has said, which is never ahead of the header.
 
         Raises:
           CorruptLog: the header breaks a rule; the stream cannot go on.
         """
+        if promised_bytes > self._committed:
+            self._committed = promised_bytes
+            self._seen = b""
         if self._end is not None:  # final is final
             return self._committed, self._end
-        seen = read_exactly(self._fd, _POLL.size, layout.CURSOR_OFFSET, self._name)
+        seen = read_exactly(self.fd, _POLL.size, layout.CURSOR_OFFSET, self._name)
         if seen == self._seen:
             return self._committed, None
         cursor, complement, state, first_commit_ns = _POLL.unpack(seen)
         if state == layout.STATE_OPEN:
-            if cursor ^ complement == _MASK:
+            if cursor ^ complement == _MASK and cursor >= self._committed:
                 self._accept(cursor)
             else:
                 self._accept_torn()
@@ -117,7 +126,7 @@ class LogReader:
             size = limit
         if size <= 0:
             return b""
-        return read_exactly(self._fd, size, layout.HEADER_BYTES + position, self._name)
+        return read_exactly(self.fd, size, layout.HEADER_BYTES + position, self._name)
 
     def first_commit_ns(self) -> int | None:
         """Return the writer's CLOCK_MONOTONIC just before its first byte, as last polled."""
@@ -131,7 +140,7 @@ class LogReader:
         Raises:
           CorruptLog: the header breaks a rule.
         """
-        if self._end is not None or not probe_unlocked(self._fd):
+        if self._end is not None or not probe_unlocked(self.fd):
             return False
         # The lock is free, so nobody stores any more: what is there now is final.
         cursor, complement, state, first_commit_ns = _POLL.unpack(self._poll())
@@ -146,12 +155,12 @@ class LogReader:
 
     def close(self) -> None:
         """Close the descriptor. Idempotent."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
 
     def _poll(self) -> bytes:
-        return read_exactly(self._fd, _POLL.size, layout.CURSOR_OFFSET, self._name)
+        return read_exactly(self.fd, _POLL.size, layout.CURSOR_OFFSET, self._name)
 
     def _accept(self, cursor: int) -> None:
         if not self._committed <= cursor <= self.capacity_bytes:
@@ -164,8 +173,10 @@ class LogReader:
     def _accept_torn(self) -> None:
         for _ in range(_REREADS):
             cursor, complement, _, _ = _POLL.unpack(self._poll())
-            if cursor ^ complement == _MASK:
+            if cursor ^ complement == _MASK and cursor >= self._committed:
                 return self._accept(cursor)
+        if cursor ^ complement == _MASK:
+            return self._accept(cursor)
         if not self._interrupted(cursor, complement):
             raise CorruptLog(
                 f"cursor {cursor:#x} and complement {complement:#x} in {self._name} disagree;"
@@ -178,7 +189,7 @@ class LogReader:
 
     def _read_end(self) -> None:
         # Everything again: the cursor seen with the final state may be older than the state.
-        header = read_exactly(self._fd, layout.HEADER_USED_BYTES, 0, self._name)
+        header = read_exactly(self.fd, layout.HEADER_USED_BYTES, 0, self._name)
         cursor, complement, state, first_commit_ns = _POLL.unpack_from(header, layout.CURSOR_OFFSET)
         final_bytes, end = unpack_end(header, self._name)
         if cursor ^ complement != _MASK or state != layout.STATE_FINAL or cursor != final_bytes:

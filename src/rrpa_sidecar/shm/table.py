@@ -2,7 +2,7 @@
 
 A word is turn << 48 | committed_bytes << 1 | ended, where `turn` counts the logs that had the
 slot. Without it, a short answer that ends where the one before it in its slot ended would leave
-the word as it was, and nobody would look. Words are a hint; each log's header is the truth.
+the word as it was, and nobody would look. Words are a hint at first; see `StreamReader.trust`.
 """
 
 from __future__ import annotations
@@ -156,8 +156,10 @@ class TableReader:
             raise
         return cls(fd, name, slots)
 
-    def poll(self) -> list[int]:
-        """Return the slots whose word changed since the last poll, ascending; never waits.
+    def poll(self) -> list[tuple[int, int]]:
+        """Return (slot, word) wherever the word changed since the last poll, ascending.
+
+        Never waits.
 
         A word that changed and changed back is not reported; a slot would need 65,536 logs
         between two polls for that.
@@ -170,14 +172,17 @@ class TableReader:
         if now == last:
             return []
         self._last = now
-        moved: list[int] = []
+        moved: list[tuple[int, int]] = []
         old, new = memoryview(last), memoryview(now)
         old_words, new_words = old.cast("Q"), new.cast("Q")
         for start in range(0, len(now), _BLOCK_BYTES):
             stop = start + _BLOCK_BYTES
             if last[start:stop] != now[start:stop]:
                 first, after = start // 8, min(stop // 8, self.slots)
-                moved += [i for i in range(first, after) if old_words[i] != new_words[i]]
+                pairs = enumerate(
+                    zip(old_words[first:after], new_words[first:after], strict=False), first
+                )
+                moved += [(slot, word) for slot, (before, word) in pairs if word != before]
         return moved
 
     def word(self, slot: int) -> tuple[int, bool]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from os import pread
 from typing import Protocol
 
 from rrpa_sidecar.errors import CorruptLog, EngineFailed, EngineLost, EngineStatus
+from rrpa_sidecar.shm import layout
 from rrpa_sidecar.shm.end import End
 from rrpa_sidecar.stream.events import Data, Event, Failed, Finished
 from rrpa_sidecar.stream.text import LONGEST_CHARACTER_BYTES, whole_characters
@@ -12,13 +14,21 @@ from rrpa_sidecar.stream.text import LONGEST_CHARACTER_BYTES, whole_characters
 FRAME_LIMIT_BYTES = 64 * 1024
 """Most raw bytes in one event. A frame of pure garbage is three times as long (U+FFFD)."""
 
+_DATA = layout.HEADER_BYTES
+
+_NO_TURN = 1 << 64
+"""Above every word of a table, so that none of them promises anything."""
+
 REASON_ERROR = 5  # FINISH_REASON_ERROR of rrpa.proto: never shown to a client as a finish
 
 
 class Log(Protocol):
     """The part of `shm.reader.LogReader` that a stream needs."""
 
-    def progress(self) -> tuple[int, End | None]: ...
+    @property
+    def fd(self) -> int: ...
+
+    def progress(self, promised_bytes: int = 0) -> tuple[int, End | None]: ...
 
     def read(self, position: int, limit: int) -> bytes: ...
 
@@ -34,13 +44,15 @@ class StreamReader:
     __slots__ = (
         "_committed",
         "_end",
+        "_fd",
         "_held",
         "_log",
         "_lost",
         "_over",
         "_position",
+        "_surplus",
+        "_turn",
         "broken",
-        "offset",
         "replaced",
     )
 
@@ -52,11 +64,17 @@ class StreamReader:
         self._end: End | None = None
         self._lost: str | None = None
         self._over = False
+        self._turn = _NO_TURN
         self.broken: CorruptLog | None = None
-        self.offset = 0
-        """Bytes delivered, after replacement."""
+        self._surplus = 0  # bytes delivered above those consumed
+        self._fd = log.fd
         self.replaced = 0
         """U+FFFD made so far."""
+
+    @property
+    def offset(self) -> int:
+        """Bytes delivered, after replacement."""
+        return self._position + self._surplus
 
     @property
     def final(self) -> bool:
@@ -80,7 +98,7 @@ class StreamReader:
         try:
             return self._log.writer_gone()
         except CorruptLog as error:
-            self.broken = error
+            self._break(error)
             return False
 
     def refresh(self) -> None:
@@ -88,9 +106,11 @@ class StreamReader:
         if self.final:
             return
         try:
-            self._committed, self._end = self._log.progress()
+            self._committed, self._end = self._log.progress(self._position + self._held)
         except CorruptLog as error:
-            self.broken = error
+            self._break(error)
+        if self._end is not None:
+            self._turn = _NO_TURN
 
     def lose(self, why: str) -> None:
         """Settle for what is committed now: nobody will write the end. No effect after an end.
@@ -100,6 +120,46 @@ class StreamReader:
         self.refresh()
         if not self.final:
             self._lost = why
+            self._turn = _NO_TURN
+
+    def trust(self, word: int) -> bool:
+        """Let `promised` take the words of this one's turn, if the header agrees with it.
+
+        word: of the log's slot in its table, read before the header was.
+        """
+        if self.final or not 0 < word >> 1 & layout.WORD_COMMITTED_MASK <= self._committed:
+            return False
+        self._turn = word & layout.WORD_TURN_MASK
+        return True
+
+    def distrust(self) -> None:
+        """Let no word promise anything any more: the log may be closed from now on."""
+        self._turn = _NO_TURN
+
+    def promised(self, word: int, limit_bytes: int) -> bytes:
+        """Return the new characters up to where `word` says; nothing: ask `poll`, which knows why.
+
+        This is the usual way of a token: the table was read for all streams at once, so one pread
+        is enough. `poll`, which reads the header too, takes three times as long.
+
+        word: of the log's slot, not ended.
+        limit_bytes: most raw bytes to take; there may be three times as many of the answer.
+        """
+        position = self._position
+        size = (word - self._turn >> 1) - position
+        if not self._held < size <= limit_bytes:
+            return b""
+        try:
+            raw = pread(self._fd, size, _DATA + position)
+        except OSError:
+            return b""
+        if len(raw) != size:
+            return b""
+        if not raw.isascii():
+            return self._advance(raw, False)
+        self._held = 0
+        self._position = position + size
+        return raw
 
     def poll(self, limit_bytes: int = FRAME_LIMIT_BYTES) -> Event | None:
         """Return the next event, or None while there is nothing new.
@@ -112,12 +172,10 @@ class StreamReader:
         try:
             data = self._take(max(limit_bytes, LONGEST_CHARACTER_BYTES))
         except CorruptLog as error:
-            self.broken = error
+            self._break(error)
             data = b""
         if data:
-            event = Data(self.offset, data)
-            self.offset += len(data)
-            return event
+            return Data(self.offset - len(data), data)
         if not self.final:
             return None
         self._over = True
@@ -128,11 +186,20 @@ class StreamReader:
         if self.broken or pending <= (0 if self.final else self._held):
             return b""
         raw = self._log.read(self._position, min(limit, pending))
-        cut = whole_characters(raw, self.final and len(raw) == pending)
-        self._position += cut.consumed
+        return self._advance(raw, self.final and len(raw) == pending)
+
+    def _advance(self, raw: bytes, final: bool) -> bytes:
+        """Take the whole characters of `raw`, which begins at `_position`."""
+        cut = whole_characters(raw, final)
         self._held = len(raw) - cut.consumed
+        self._position += cut.consumed
         self.replaced += cut.replaced
+        self._surplus += len(cut.data) - cut.consumed
         return cut.data
+
+    def _break(self, error: CorruptLog) -> None:
+        self.broken = error
+        self._turn = _NO_TURN
 
     def _last(self) -> Finished | Failed:
         end = self._end
@@ -165,6 +232,7 @@ class Silence:
     """Stands for a log that does not exist yet."""
 
     __slots__ = ()
+    offset = 0
     replaced = 0
     caught_up = True
 
@@ -176,6 +244,7 @@ class OneFailure:
     """Stands for a log that never was: one `Failed` and no byte."""
 
     __slots__ = ("_event",)
+    offset = 0
     replaced = 0
 
     def __init__(self, event: Failed) -> None:

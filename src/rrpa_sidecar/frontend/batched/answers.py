@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rrpa_sidecar.control.broker import LiveStream
 from rrpa_sidecar.errors import CapacityExhausted, InvalidRequest
 from rrpa_sidecar.frontend.answering import told
+from rrpa_sidecar.frontend.batched.heads import Head
 from rrpa_sidecar.frontend.call import Call
 from rrpa_sidecar.frontend.frames import Frames
 from rrpa_sidecar.frontend.health import Health, Watch
@@ -17,6 +18,9 @@ from rrpa_sidecar.frontend.metadata import Pairs
 from rrpa_sidecar.frontend.reflection import reflect
 from rrpa_sidecar.status import Code
 from rrpa_sidecar.stream.events import Data, Failed
+
+if TYPE_CHECKING:
+    from rrpa_sidecar.frontend.batched.sender import Outgoing
 
 MESSAGE_OVERHEAD_BYTES = 24
 """Most bytes that a message adds to a piece of the answer: gRPC's prefix, tags, lengths, offset."""
@@ -45,8 +49,11 @@ class Answer(Protocol):
         """
         ...
 
-    def sent(self) -> None:
-        """Take note that the last message was handed to the connection, whole."""
+    def sent(self, out: Outgoing) -> None:
+        """Take note that the last message was handed to the connection, whole.
+
+        An answer that can go the short way from now on says so in `out`.
+        """
         ...
 
     @property
@@ -66,15 +73,17 @@ class Answer(Protocol):
 class StreamAnswer:
     """CreateStream and CreateMessage. The stream is left when the end is returned."""
 
-    __slots__ = ("_call", "_done", "_error", "_frames", "_stream", "_unsent")
+    __slots__ = ("_call", "_done", "_error", "_frames", "_head", "_left", "_stream", "_unsent")
 
-    def __init__(self, call: Call, stream: LiveStream, frames: Frames) -> None:
+    def __init__(self, call: Call, stream: LiveStream, frames: Frames, head: Head) -> None:
         self._call = call
         self._stream = stream
         self._frames = frames
+        self._head = head
         self._error: Exception | None = None
         self._unsent = 0
         self._done = False
+        self._left = False
 
     def next(self, limit_bytes: int) -> bytes | End | None:
         if self._error is not None:
@@ -95,10 +104,17 @@ class StreamAnswer:
         self._done = True
         return self._frames.finish(event) or self._finished()
 
-    def sent(self) -> None:
-        if self._unsent:
-            self._call.wrote(self._unsent)
-            self._unsent = 0
+    def sent(self, out: Outgoing) -> None:
+        if not self._unsent:
+            return
+        call = self._call
+        call.last_frame_ns = out.last_frame_ns or call.last_frame_ns
+        call.wrote(self._unsent)
+        self._unsent = 0
+        out.last_frame_ns = call.last_frame_ns
+        out.counters = call.counters
+        out.head = self._head
+        out.reader = self._stream.follow(out)
 
     @property
     def more(self) -> bool:
@@ -108,6 +124,11 @@ class StreamAnswer:
         self._error = self._error or error
 
     def leave(self, code: Code, text: str = "") -> None:
+        if self._left:
+            return
+        self._left = True
+        # What went the short way was counted nowhere else.
+        self._call.delivered_bytes = self._stream.offset - self._unsent
         self._stream.waker = None
         self._stream.leave()
         self._call.ended(code, text)
@@ -137,7 +158,7 @@ class OneAnswer:
         message, self._message = self._message, None
         return End(Code.OK) if message is None else message
 
-    def sent(self) -> None:
+    def sent(self, out: Outgoing) -> None:
         pass
 
     @property
@@ -169,7 +190,7 @@ class WatchAnswer:
         self.leave(Code.OK)
         return End(*told(self._error)) if self._error else End(Code.OK)
 
-    def sent(self) -> None:
+    def sent(self, out: Outgoing) -> None:
         pass
 
     @property
@@ -213,7 +234,7 @@ class ReflectionAnswer:
             return End(*told(self._error))
         return End(Code.OK) if self._closed else None
 
-    def sent(self) -> None:
+    def sent(self, out: Outgoing) -> None:
         pass
 
     @property
@@ -236,7 +257,7 @@ class Nothing:
     def next(self, limit_bytes: int) -> None:
         return None
 
-    def sent(self) -> None:
+    def sent(self, out: Outgoing) -> None:
         pass
 
     def end(self, error: Exception) -> None:

@@ -9,8 +9,10 @@ from rrpa_sidecar.clock import Clock
 from rrpa_sidecar.control.broker import Broker
 from rrpa_sidecar.frontend import methods
 from rrpa_sidecar.frontend.answering import list_models, told
+from rrpa_sidecar.frontend.batched import heads
 from rrpa_sidecar.frontend.batched.answers import Answer, End, OneAnswer, StreamAnswer, WatchAnswer
 from rrpa_sidecar.frontend.batched.headers import Head
+from rrpa_sidecar.frontend.batched.heads import body_head, stream_head
 from rrpa_sidecar.frontend.call import Call
 from rrpa_sidecar.frontend.frames import BodyFrames, Frames, StreamFrames
 from rrpa_sidecar.frontend.health import Health, Watch
@@ -63,16 +65,22 @@ class Service:
     def _create_stream(
         self, head: Head, request: bytes, timeout_s: float | None, waker: Waker
     ) -> Accepted | End:
-        return self._stream(head, request, timeout_s, waker, StreamFrames())
+        return self._stream(head, request, timeout_s, waker, StreamFrames(), stream_head)
 
     def _create_message(
         self, head: Head, request: bytes, timeout_s: float | None, waker: Waker
     ) -> Accepted | End:
         frames = BodyFrames(plain_http=(PLAIN_HTTP, "1") in head.metadata)
-        return self._stream(head, request, timeout_s, waker, frames)
+        return self._stream(head, request, timeout_s, waker, frames, body_head)
 
     def _stream(
-        self, head: Head, request: bytes, timeout_s: float | None, waker: Waker, frames: Frames
+        self,
+        head: Head,
+        request: bytes,
+        timeout_s: float | None,
+        waker: Waker,
+        frames: Frames,
+        frame_head: heads.Head,
     ) -> Accepted | End:
         call = Call(self._metrics, self._clock)
         try:
@@ -83,7 +91,7 @@ class Service:
             call.ended(code, text)
             return End(code, text, call.trailers())
         stream.waker = waker
-        return Accepted(StreamAnswer(call, stream, frames), call.accepted(stream))
+        return Accepted(StreamAnswer(call, stream, frames, frame_head), call.accepted(stream))
 
     def _list_models(
         self, head: Head, request: bytes, timeout_s: float | None, waker: Waker

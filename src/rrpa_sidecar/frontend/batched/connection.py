@@ -47,7 +47,7 @@ class Connection(asyncio.Protocol):
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._h2 = State(server.streams_limit)
-        self._calls = OpenCalls(self._h2, server.held, self._loop, self.flush_soon)
+        self._calls = OpenCalls(self._h2, server.held, server.clock, self._loop, self.flush_soon)
         self._sender = self._calls.sender
         self._budget = Budget(server.streams_limit, self._loop.time())
         self._guard = wire.LengthGuard(FRAME_BYTES)
@@ -155,7 +155,7 @@ class Connection(asyncio.Protocol):
 
     def begin_reflection(self, call: Call) -> None:
         """Serve a call whose requests are answered as they come."""
-        out = Outgoing(call.stream_id, self._h2.streams[call.stream_id])
+        out = Outgoing(call.stream_id, self._h2.streams[call.stream_id], self._sender.ready)
         self._accept(call, out, Accepted(ReflectionAnswer(), ()))
 
     def _begin(self, call: Call, request: bytes) -> None:
@@ -164,7 +164,7 @@ class Connection(asyncio.Protocol):
             self._calls.remove(call)
             return
         left_s = None if call.due_s is None else call.due_s - self._loop.time()
-        out = Outgoing(stream_id, self._h2.streams[stream_id])
+        out = Outgoing(stream_id, self._h2.streams[stream_id], self._sender.ready)
 
         def waker() -> None:
             self._sender.mark(out)
@@ -210,6 +210,11 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     # --- What leaves ----------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Send what a scan has put into the sender's list."""
+        if self._sender.ready:
+            self._flush()
 
     def flush_soon(self) -> None:
         """Have one flush run in the loop's next turn."""

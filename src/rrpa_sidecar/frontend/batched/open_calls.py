@@ -7,6 +7,7 @@ from collections.abc import Callable, ValuesView
 
 from h2.errors import ErrorCodes
 
+from rrpa_sidecar.clock import Clock
 from rrpa_sidecar.errors import DeadlinePassed, RRPAError
 from rrpa_sidecar.frontend.answering import told
 from rrpa_sidecar.frontend.batched import headers
@@ -49,6 +50,7 @@ class OpenCalls:
         self,
         h2: State,
         held: Held,
+        clock: Clock,
         loop: asyncio.AbstractEventLoop,
         flush_soon: Callable[[], None],
     ) -> None:
@@ -58,7 +60,7 @@ class OpenCalls:
         self._loop = loop
         self._flush_soon = flush_soon
         self._calls: dict[int, Call] = {}
-        self.sender = Sender(h2, self._answered)
+        self.sender = Sender(h2, clock, self._answered)
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -102,7 +104,7 @@ class OpenCalls:
             self.remove(call)
         elif end.broken and call.out is not None:
             # In one read with the last bytes, a reset would take them along in a proxy.
-            call.out.gone = True
+            self.sender.drop(call.out)
             self._loop.call_later(BROKEN_S, self._break, call)
         else:
             trailers = headers.trailers(end.code, end.text, end.metadata, alone=call.out is None)
@@ -176,8 +178,7 @@ class OpenCalls:
         if call.timer is not None:
             call.timer.cancel()
         if call.out is not None:
-            call.out.gone = True
-            call.out.rest = b""
+            self.sender.drop(call.out)
         self._h2.forget(call.stream_id)
 
     def let_go(self, call: Call) -> None:

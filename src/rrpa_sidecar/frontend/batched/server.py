@@ -31,11 +31,13 @@ class BatchedServer:
         self, config: Config, broker: Broker, metrics: Metrics, clock: Clock, health: Health
     ) -> None:
         self.service = Service(broker, metrics, clock, health)
+        self.clock = clock
         self.connections: set[Connection] = set()
         self.streams_limit = config.max_open_calls + ROOM_FOR_REFUSALS
         self.request_limit = config.max_request_bytes
         self.held = Held(config.queue_bytes + config.max_request_bytes)
         self._listeners: list[asyncio.Server] = []
+        broker.on_step.append(self._step)
 
     async def listen(self, bound: socket.socket) -> None:
         """Take connections on a bound socket, TCP or Unix, which is this server's from now on.
@@ -47,6 +49,10 @@ class BatchedServer:
         at_path = bound.family == socket.AF_UNIX
         create = loop.create_unix_server if at_path else loop.create_server
         self._listeners.append(await create(lambda: Connection(self), sock=bound, backlog=BACKLOG))
+
+    def _step(self) -> None:
+        for each in self.connections:
+            each.step()
 
     @property
     def open_calls(self) -> int:
