@@ -6,13 +6,17 @@ import struct
 
 import pytest
 from h2.connection import H2Connection
+from h2.errors import ErrorCodes
 from h2.events import DataReceived
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rrpa_sidecar.errors import CapacityExhausted, InvalidRequest
-from rrpa_sidecar.frontend.batched import headers, wire
-from rrpa_sidecar.frontend.batched.budget import Bucket
+from rrpa_sidecar.frontend.batched import headers, state, wire
+from rrpa_sidecar.frontend.batched.budget import Bucket, Budget
+from rrpa_sidecar.frontend.batched.gate import COST, OTHER_COST, TURN_COST, Breach, Gate
+from rrpa_sidecar.frontend.batched.held import Held
+from rrpa_sidecar.frontend.batched.intake import Intake
 from rrpa_sidecar.frontend.batched.messages import RequestReader
 from rrpa_sidecar.status import Code
 
@@ -165,16 +169,107 @@ def test_a_budget_is_used_up_by_a_flood_and_refills_with_time_up_to_its_burst() 
     assert [bucket.spend(1000) for _ in range(4)] == [True, True, True, False]
 
 
+def gate(open_calls: int = 0) -> Gate:
+    return Gate(Budget(10, 0), lambda: open_calls)
+
+
+def passed(gate: Gate, raw: bytes, size: int) -> list[bytes]:
+    """Give `raw` to a gate in reads of `size` bytes; return the turns."""
+    intake, turns = Intake(gate), []
+    for at in range(0, len(raw), size):
+        intake.add(raw[at : at + size])
+        while True:
+            turns.append(intake.turn(0))
+            if not intake.waits:
+                break
+    return turns
+
+
+def frame(kind: int, size: int, flags: int = 0) -> bytes:
+    return size.to_bytes(3, "big") + bytes((kind, flags, 0, 0, 0, 1)) + b"\xff" * size
+
+
 @given(st.lists(st.integers(0, 60), max_size=10), st.integers(1, 40), st.booleans())
 def test_a_frame_that_is_too_long_is_found_by_its_head_wherever_it_is_cut(
-    lengths: list[int], size: int, too_long: bool
+    sizes: list[int], size: int, too_long: bool
 ) -> None:
-    raw = wire.PREFACE + b"".join(
-        length.to_bytes(3, "big") + bytes(6) + b"\xff" * length for length in lengths
-    )
-    if too_long:
-        raw += (61).to_bytes(3, "big") + bytes(6)
-    guard = wire.LengthGuard(60)
-    found = [guard.is_too_long(raw[at : at + size]) for at in range(0, len(raw), size)]
-    assert any(found) is too_long
-    assert not any(found[:-1])
+    raw = wire.PREFACE + b"".join(frame(wire.DATA, size) for size in sizes)
+    if not too_long:
+        assert b"".join(passed(gate(), raw, size)) == raw
+        return
+    raw += frame(wire.DATA, state.FRAME_BYTES + 1)[:9]
+    passed(gate(), raw[:-1], size)
+    with pytest.raises(Breach) as caught:
+        passed(gate(), raw, size)
+    assert caught.value.code == ErrorCodes.FRAME_SIZE_ERROR
+
+
+@given(st.lists(st.sampled_from(range(12)), max_size=300), st.integers(1, 20_000))
+def test_turns_are_whole_frames_in_order_and_each_costs_little(kinds: list[int], size: int) -> None:
+    raw = wire.PREFACE + b"".join(frame(kind, 40) for kind in kinds)
+    turns = passed(gate(), raw, size)
+    assert b"".join(turns) == raw
+    if size >= len(raw):
+        assert len(turns) <= 1 + sum(COST.get(kind, OTHER_COST) + 40 for kind in kinds) / TURN_COST
+        at = len(wire.PREFACE)
+        for turn in turns[:-1]:
+            at += len(turn) - (len(wire.PREFACE) if turn is turns[0] else 0)
+            assert (at - len(wire.PREFACE)) % 49 == 0
+
+
+def test_a_read_of_many_requests_is_several_turns() -> None:
+    raw = wire.PREFACE + frame(wire.HEADERS, 100) * 1000
+    turns = passed(gate(), raw, len(raw))
+    most = TURN_COST // (COST[wire.HEADERS] + 100) + 1
+    assert max(map(len, turns)) <= most * 109 + len(wire.PREFACE)
+
+
+@pytest.mark.parametrize("size", [1, 23, 24, 100])
+@pytest.mark.parametrize("raw", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01"])
+def test_what_is_no_preface_is_a_breach_at_its_first_wrong_byte(raw: bytes, size: int) -> None:
+    with pytest.raises(Breach) as caught:
+        passed(gate(), raw, size)
+    assert caught.value.code == ErrorCodes.PROTOCOL_ERROR
+
+
+@pytest.mark.parametrize(
+    ("raw", "allowed"),
+    [
+        (frame(wire.SETTINGS, 0), 1000),
+        (frame(6, 8), 1000),
+        (frame(6, 8, 1), 1000),
+        (frame(2, 5), 1000),
+        (frame(wire.DATA, 0), 1000),
+        (frame(99, 0), 1000),
+        (frame(wire.WINDOW_UPDATE, 4), 10_000),
+        (frame(wire.CONTINUATION, 16_384), 16),
+        (frame(wire.RST_STREAM, 4), 50_000),
+        (frame(wire.DATA, 0, wire.END_STREAM), 50_000),
+    ],
+    ids=["SETTINGS", "PING", "PING ACK", "PRIORITY", "empty DATA", "unknown", "WINDOW_UPDATE",
+         "CONTINUATION", "RST_STREAM", "last DATA"],
+)  # fmt: skip
+def test_a_flood_is_cut_at_its_limit(raw: bytes, allowed: int) -> None:
+    passed(gate(), wire.PREFACE + raw * allowed, 65_536)
+    with pytest.raises(Breach) as caught:
+        passed(gate(), wire.PREFACE + raw * (allowed + 1), 65_536)
+    assert caught.value.code == ErrorCodes.ENHANCE_YOUR_CALM
+
+
+def test_settings_cost_more_when_many_streams_have_to_be_told() -> None:
+    raw = wire.PREFACE + frame(wire.SETTINGS, 6) * 20
+    assert len(passed(gate(open_calls=0), raw, len(raw))) == 1
+    assert len(passed(gate(open_calls=10_000), raw, len(raw))) > 1
+    with pytest.raises(Breach):
+        passed(gate(open_calls=10_000), raw + frame(wire.SETTINGS, 6) * 80, 10_000)
+
+
+def test_what_half_arrived_requests_hold_is_bounded_over_all_connections() -> None:
+    held = Held(10)
+    held.change(10)
+    held.check()
+    held.change(1)
+    with pytest.raises(CapacityExhausted, match="--queue-bytes"):
+        held.check()
+    held.change(-1)
+    held.check()

@@ -20,7 +20,8 @@ from rrpa_sidecar.frontend import methods
 from rrpa_sidecar.frontend.answering import told
 from rrpa_sidecar.frontend.batched import headers
 from rrpa_sidecar.frontend.batched.answers import End, ReflectionAnswer
-from rrpa_sidecar.frontend.batched.budget import Budget
+from rrpa_sidecar.frontend.batched.budget import QUICK_S, Bucket, Budget
+from rrpa_sidecar.frontend.batched.gate import too_much
 from rrpa_sidecar.frontend.batched.held import Held
 from rrpa_sidecar.frontend.batched.messages import RequestReader
 from rrpa_sidecar.frontend.batched.open_calls import Call, OpenCalls
@@ -55,8 +56,8 @@ class Host(Protocol):
         """The peer's SETTINGS are there."""
         ...
 
-    def too_much(self, what: str) -> None:
-        """A budget is used up."""
+    def is_gone(self) -> None:
+        """The peer has ended the connection."""
         ...
 
 
@@ -85,13 +86,15 @@ class Arrivals:
             events.StreamReset: self._reset,
             events.WindowUpdated: self._window,
             events.RemoteSettingsChanged: self._settings,
-            events.PingReceived: self._noise,
-            events.PriorityUpdated: self._noise,
-            events.UnknownFrameReceived: self._noise,
+            events.ConnectionTerminated: self._goaway,
         }
 
     def take(self, event: events.Event) -> None:
-        """Act on one event; those of no concern to a server are passed over."""
+        """Act on one event; those of no concern to a server are passed over.
+
+        Raises:
+          Breach: the peer has used up a budget.
+        """
         handle = self._handlers.get(type(event))
         if handle is not None:
             handle(event)
@@ -108,9 +111,12 @@ class Arrivals:
             return
         head = headers.read(event.headers)
         reflects = head.path == methods.REFLECT
-        call = Call(stream_id, head, RequestReader(self._host.request_limit, single=not reflects))
+        reader = RequestReader(self._host.request_limit, single=not reflects)
+        call = Call(stream_id, head, reader, self._now_s())
         self._calls.add(call)
+        self._budget.began()
         try:
+            self._held.check()
             if head.http_status:
                 self._calls.answer_http(call, head.http_status)
                 return
@@ -139,8 +145,8 @@ class Arrivals:
         return None
 
     def _data(self, event: events.DataReceived) -> None:
-        if not event.data and not event.stream_ended:
-            self._noise(event)
+        if not event.data and event.flow_controlled_length:  # padding alone
+            self._spend(self._budget.noise, "empty DATA frames")
         self._give_back(event)
         call = self._calls.get(event.stream_id)
         if call is None or call.reader is None:  # its stream is over here
@@ -200,19 +206,17 @@ class Arrivals:
     # --- Everything else ------------------------------------------------------------------
 
     def _reset(self, event: events.StreamReset) -> None:
-        # h2 reports resets of its own as well; those are answers to what the peer did.
-        if not self._budget.resets.spend(self._now_s()):
-            self._host.too_much("resets")
-            return
+        # h2 reports resets of its own as well; those are answers to a fault of the peer.
         call = self._calls.get(event.stream_id)
+        if not event.remote_reset:
+            self._spend(self._budget.faults, "faults")
+        elif call is None or self._now_s() - call.begun_s < QUICK_S:
+            self._spend(self._budget.resets, "resets")
         if call is not None:
             self._calls.was_reset(call)
         self._h2.forget(event.stream_id)
 
     def _window(self, event: events.WindowUpdated) -> None:
-        if not self._budget.updates.spend(self._now_s()):
-            self._host.too_much("window updates")
-            return
         call = self._calls.get(event.stream_id or 0)
         if call is not None and call.out is not None:
             self._calls.sender.mark(call.out)
@@ -223,8 +227,11 @@ class Arrivals:
             for call in self._calls.all():
                 if call.out is not None:
                     self._calls.sender.mark(call.out)
-        self._noise(event)
 
-    def _noise(self, event: events.Event) -> None:
-        if not self._budget.noise.spend(self._now_s()):
-            self._host.too_much(type(event).__name__)
+    def _goaway(self, event: events.ConnectionTerminated) -> None:
+        if event.error_code:
+            self._host.is_gone()
+
+    def _spend(self, bucket: Bucket, what: str) -> None:
+        if not bucket.spend(self._now_s()):
+            raise too_much(what)

@@ -11,11 +11,21 @@ NOISE_BURST, NOISE_PER_S = 1000.0, 50.0
 """SETTINGS, PING, PRIORITY, empty DATA, unknown frames. gRPC's clients ping at each measurement
 of their bandwidth, some ten times a second at most."""
 
-UPDATES_BURST, UPDATES_PER_FRAME = 10_000.0, 10.0
+UPDATES_BURST, UPDATES_PER_FRAME, UPDATES_PER_CALL = 10_000.0, 10.0, 2.0
 """WINDOW_UPDATE: ten for each DATA frame that we send, as Envoy allows."""
 
+QUICK_S = 1.0
+"""A call that its caller has kept for so long costs nothing when it is reset."""
+
+RESETS_PER_S, RESETS_PER_FRAME = 100.0, 0.1
+"""Calls that are reset sooner. Ten DATA frames buy another: who reads its answers may leave some.
+Never so many a second as a core can open: on a slow machine a flood would never be found."""
+
+FAULTS_BURST, FAULTS_PER_S = 100.0, 1.0
+"""Streams that we have to reset because the peer broke HTTP/2's rules on them (CVE-2025-8671)."""
+
 FRAMES_BURST, FRAMES_PER_S = 50_000.0, 10_000.0
-"""Frames of any kind, for those that h2 swallows: window updates and resets of ended streams."""
+"""Frames of any kind, for those that cost little else: late ones for streams that have ended."""
 
 
 class Bucket:
@@ -43,16 +53,22 @@ class Bucket:
 class Budget:
     """All that one connection may waste."""
 
-    __slots__ = ("frames", "noise", "resets", "updates")
+    __slots__ = ("faults", "frames", "noise", "resets", "updates")
 
     def __init__(self, calls_limit: int, now_s: float) -> None:
         """calls_limit: calls that one peer can have open; all of them may be cancelled at once."""
         self.noise = Bucket(NOISE_BURST, NOISE_PER_S, now_s)
-        self.resets = Bucket(2.0 * calls_limit + 100, calls_limit + 100.0, now_s)
+        self.resets = Bucket(2.0 * calls_limit + 100, RESETS_PER_S, now_s)
+        self.faults = Bucket(FAULTS_BURST, FAULTS_PER_S, now_s)
         self.updates = Bucket(UPDATES_BURST, 0.0, now_s)
         self.frames = Bucket(FRAMES_BURST, FRAMES_PER_S, now_s)
+
+    def began(self) -> None:
+        """Take note of a call."""
+        self.updates.refill(UPDATES_PER_CALL)
 
     def sent(self, frames: int) -> None:
         """Take note that we sent DATA frames, which are answered with window updates."""
         self.updates.refill(frames * UPDATES_PER_FRAME)
         self.frames.refill(frames * UPDATES_PER_FRAME)
+        self.resets.refill(frames * RESETS_PER_FRAME)

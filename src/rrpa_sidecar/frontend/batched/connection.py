@@ -19,10 +19,12 @@ from rrpa_sidecar.frontend.batched.answers import End, ReflectionAnswer
 from rrpa_sidecar.frontend.batched.arrivals import Arrivals
 from rrpa_sidecar.frontend.batched.budget import Budget
 from rrpa_sidecar.frontend.batched.calls import Accepted
+from rrpa_sidecar.frontend.batched.gate import Breach, Gate
+from rrpa_sidecar.frontend.batched.intake import Intake
 from rrpa_sidecar.frontend.batched.liveness import Liveness
 from rrpa_sidecar.frontend.batched.open_calls import Call, OpenCalls
 from rrpa_sidecar.frontend.batched.sender import Outgoing
-from rrpa_sidecar.frontend.batched.state import FRAME_BYTES, State
+from rrpa_sidecar.frontend.batched.state import State
 from rrpa_sidecar.status import one_line
 
 if TYPE_CHECKING:
@@ -35,6 +37,9 @@ HIGH_WATER_BYTES = 256 * 1024
 
 DEAF_BYTES = 1024 * 1024
 """Above it nothing is read any more, so that a peer that makes us answer and never reads stops."""
+
+IGNORED_LIMIT_BYTES = 1024 * 1024
+"""A peer that sends more after its end does not read why."""
 
 CLOSE_S = 1.0
 """How long the last bytes of a connection that we end may take."""
@@ -50,7 +55,7 @@ class Connection(asyncio.Protocol):
         self._calls = OpenCalls(self._h2, server.held, server.clock, self._loop, self.flush_soon)
         self._sender = self._calls.sender
         self._budget = Budget(server.streams_limit, self._loop.time())
-        self._guard = wire.LengthGuard(FRAME_BYTES)
+        self._intake = Intake(Gate(self._budget, self._calls.__len__))
         self._arrivals = Arrivals(
             self, self._h2, self._calls, self._budget, server.held, self._loop
         )
@@ -59,7 +64,10 @@ class Connection(asyncio.Protocol):
         self._aborting: asyncio.TimerHandle | None = None
         self._flushing = False
         self._paused = False
+        self._turning = False
+        self._held_up = False
         self._closed = False
+        self._ignored_bytes = 0
         self.draining = False
         self.request_limit = server.request_limit
         self.streams_limit = server.streams_limit
@@ -87,33 +95,71 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._paused = False
         if self._transport is not None and not self._closed:
-            self._transport.resume_reading()
             self.flush_soon()
+            self._read_on()
 
     def data_received(self, data: bytes) -> None:
         if self._closed:
+            self._ignore(len(data))
             return
         assert self._liveness is not None
         self._liveness.heard()
+        self._intake.add(data)
+        if not self._turning:
+            self._turn()
+
+    def _turn(self) -> None:
+        """Act on what has arrived, as much of it as others can wait for."""
+        self._turning = False
+        if self._closed or self._is_deaf:
+            return
         try:
-            for event in self._h2.receive_data(data):
+            for event in self._h2.receive_data(self._intake.turn(self._loop.time())):
                 self._arrivals.take(event)
                 if self._closed:
                     return
         except ProtocolError as error:
             log.info("connection ended: %s", one_line(f"{type(error).__name__} {error}"))
             self._close()
+        except Breach as error:
+            log.warning("connection ended: %s", error)
+            self._end_connection(error.code)
         except Exception:
             # A fault of h2's or ours that a peer has found; it costs its own connection only.
             log.exception("connection ended by a fault")
             self._end_connection(ErrorCodes.INTERNAL_ERROR)
         else:
-            frames = self._guard.frames
-            if self._guard.is_too_long(data):
-                self._end_connection(ErrorCodes.FRAME_SIZE_ERROR)
-            elif not self._budget.frames.spend(self._loop.time(), self._guard.frames - frames):
-                self.too_much("frames")
             self.flush_soon()
+            if self._intake.waits or self._held_up:
+                self._read_on()
+
+    def _read_on(self) -> None:
+        """Go on with what waits; if nothing does, read again."""
+        assert self._transport is not None
+        self._held_up = self._intake.waits
+        if not self._held_up:
+            self._transport.resume_reading()
+            return
+        self._transport.pause_reading()
+        if not self._turning:
+            self._turning = True
+            self._loop.call_soon(self._turn)
+
+    def _ignore(self, count: int) -> None:
+        """Pass over what arrives after the end, so that the peer gets to read why."""
+        self._ignored_bytes += count
+        if self._ignored_bytes > IGNORED_LIMIT_BYTES and self._transport is not None:
+            self._transport.abort()
+
+    @property
+    def _is_deaf(self) -> bool:
+        """Whether so much is to be sent that nothing is read before some of it is."""
+        transport = self._transport
+        return (
+            self._paused
+            and transport is not None
+            and transport.get_write_buffer_size() > DEAF_BYTES
+        )
 
     # --- For the server -------------------------------------------------------------------
 
@@ -126,7 +172,8 @@ class Connection(asyncio.Protocol):
     def is_idle(self) -> bool:
         """Whether nothing is left to be said."""
         waiting = self._transport is not None and self._transport.get_write_buffer_size() > 0
-        return not self._calls and not waiting and not self._flushing
+        busy = waiting or self._flushing or self._intake.waits
+        return not self._calls and not busy
 
     def end_all(self, error: RRPAError) -> None:
         """End every call with `error`; one that is half-way through a message finishes that."""
@@ -145,7 +192,7 @@ class Connection(asyncio.Protocol):
         """End the connection and whatever is open on it."""
         if self._transport is not None and not self._closed:
             self._flush()
-            self._close()
+            self._close(linger=False)
 
     # --- For what arrives -----------------------------------------------------------------
 
@@ -188,11 +235,6 @@ class Connection(asyncio.Protocol):
         assert self._liveness is not None
         self._liveness.greeted = True
 
-    def too_much(self, what: str) -> None:
-        """End the connection of a peer that has used up what it may waste."""
-        log.warning("connection ended: too many %s", what)
-        self._end_connection(ErrorCodes.ENHANCE_YOUR_CALM)
-
     # --- For the timer of its peer's life -------------------------------------------------
 
     def is_mute(self) -> None:
@@ -205,7 +247,7 @@ class Connection(asyncio.Protocol):
         self.flush_soon()
 
     def is_gone(self) -> None:
-        """Leave a peer that answers no ping."""
+        """Leave a peer that answers no ping, or says that it leaves."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -252,14 +294,22 @@ class Connection(asyncio.Protocol):
             log.debug("the connection was closed already")
         self._close()
 
-    def _close(self) -> None:
-        """Send what h2 has to say, and close; leave all calls at once."""
+    def _close(self, *, linger: bool = True) -> None:
+        """Send what h2 has to say, and close; leave all calls at once.
+
+        linger: the peer may be sending still. If we closed before reading that, the kernel would
+        answer with a reset, which can overtake the GOAWAY that says why.
+        """
         transport = self._transport
         if transport is None or self._closed:
             return
         self._shut()
         transport.write(self._h2.data_to_send())
-        transport.close()
+        if linger:
+            transport.resume_reading()
+            transport.write_eof()
+        else:
+            transport.close()
         self._aborting = self._loop.call_later(CLOSE_S, transport.abort)
 
     def _shut(self) -> None:

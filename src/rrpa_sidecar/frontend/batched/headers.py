@@ -33,6 +33,9 @@ OURS = {
 }
 """What gRPC's libraries do not show to handlers as metadata."""
 
+FIELD_BYTES = 160
+"""Memory of a pair of texts besides their characters."""
+
 UNIT_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
 
@@ -46,6 +49,8 @@ class Head:
     """Not 0: no gRPC call at all, to be answered with this alone."""
     encoding: str = "identity"
     timeout: str = ""
+    size_bytes: int = 0
+    """Memory of it all, about."""
 
     def timeout_s(self) -> float | None:
         """Return how long the caller waits, None: for ever.
@@ -77,6 +82,7 @@ def read(headers: Iterable[tuple[bytes, bytes]]) -> Head:
     known: dict[str, str] = {}
     for raw_key, raw_value in headers:
         key, value = raw_key.decode("latin-1"), raw_value.decode("latin-1")
+        head.size_bytes += FIELD_BYTES + len(key) + len(value)
         if key.startswith(":") or key in OURS:
             known[key] = value
         elif key.endswith("-bin"):

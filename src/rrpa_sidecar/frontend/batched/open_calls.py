@@ -25,16 +25,24 @@ LATE_S = 0.01
 """A caller that resets this close to its deadline did so for it: its clock starts before ours, and
 what it tells us is rounded up."""
 
+CALL_BYTES = 2048
+"""Memory of a call and its stream, measured, without headers and body."""
+
 LONGEST_TIMER_S = 10 * 86400.0
 
 
 class Call:
     """A call from its headers to its end."""
 
-    __slots__ = ("due_s", "head", "out", "reader", "request_ended", "stream_id", "timer")
+    __slots__ = (
+        "begun_s", "due_s", "head", "out", "reader", "request_ended", "stream_id", "timer"
+    )  # fmt: skip
 
-    def __init__(self, stream_id: int, head: headers.Head, reader: RequestReader) -> None:
+    def __init__(
+        self, stream_id: int, head: headers.Head, reader: RequestReader, now_s: float
+    ) -> None:
         self.stream_id = stream_id
+        self.begun_s = now_s
         self.head = head
         self.reader: RequestReader | None = reader
         self.request_ended = False
@@ -88,6 +96,7 @@ class OpenCalls:
     def add(self, call: Call) -> None:
         """Take a new call."""
         self._calls[call.stream_id] = call
+        self._held.change(CALL_BYTES + call.head.size_bytes)
 
     def limit_time(self, call: Call, timeout_s: float) -> None:
         """End `call` with DEADLINE_EXCEEDED when its caller's time is over."""
@@ -184,5 +193,5 @@ class OpenCalls:
     def let_go(self, call: Call) -> None:
         """Give up what has arrived of a request."""
         if call.reader is not None:
-            self._held.change(-call.reader.held_bytes)
+            self._held.change(-CALL_BYTES - call.head.size_bytes - call.reader.held_bytes)
             call.reader = None

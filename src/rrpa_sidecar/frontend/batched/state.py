@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
+from h2.events import Event
 from h2.settings import SettingCodes, Settings
+from hyperframe.frame import Frame, GoAwayFrame
 
 from rrpa_sidecar.frontend.metadata import TOTAL_LIMIT_BYTES
 
@@ -53,6 +55,15 @@ class State(H2Connection):
         """Always 0: h2 would look at every stream for each new one, and end the connection of a
         peer that has not read the limit yet. Whoever holds the calls counts them."""
         return 0
+
+    def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Frame], list[Event]]:
+        """Go on after a GOAWAY without an error: h2 would send no more on streams that are open.
+
+        Source: RFC 9113, 6.8: its sender will open no more, and still waits for those it has.
+        """
+        if frame.error_code:
+            return super()._receive_goaway_frame(frame)
+        return [], []
 
     def forget(self, stream_id: int) -> None:
         """Drop the state of a stream that has ended on both sides."""

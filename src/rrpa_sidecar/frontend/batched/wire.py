@@ -8,7 +8,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-DATA, GOAWAY = 0, 7
+DATA, HEADERS, RST_STREAM, SETTINGS, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 7, 8, 9
+END_STREAM = 1
 HEAD_BYTES = 9
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 PREFIX_BYTES = 5
@@ -42,36 +43,3 @@ def frames(stream_id: int, body: bytes, frame_limit: int) -> Iterator[bytes]:
 def goaway(last_stream_id: int, error_code: int = 0) -> bytes:
     """Return a GOAWAY that leaves open streams alone: h2 knows only one that ends everything."""
     return _head(0, 8, GOAWAY, 0, 0) + struct.pack(">LL", last_stream_id, error_code)
-
-
-class LengthGuard:
-    """Finds a frame that is too long by its first bytes: h2 collects it whole before it says so."""
-
-    __slots__ = ("_head", "_limit", "_skip", "frames")
-
-    def __init__(self, limit_bytes: int) -> None:
-        self.frames = 0
-        """Frames begun so far."""
-        self._limit = limit_bytes
-        self._skip = len(PREFACE)
-        self._head = b""
-
-    def is_too_long(self, data: bytes) -> bool:
-        """Take the next bytes of the connection; tell whether a frame announces too many."""
-        at = 0
-        while True:
-            if self._skip >= len(data) - at:
-                self._skip -= len(data) - at
-                return False
-            at += self._skip
-            self._skip = 0
-            need = HEAD_BYTES - len(self._head)
-            self._head += data[at : at + need]
-            if len(self._head) < HEAD_BYTES:
-                return False
-            at += need
-            self.frames += 1
-            self._skip = int.from_bytes(self._head[:3], "big")
-            self._head = b""
-            if self._skip > self._limit:
-                return True
