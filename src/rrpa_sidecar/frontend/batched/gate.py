@@ -17,6 +17,7 @@ from h2.errors import ErrorCodes
 from rrpa_sidecar.frontend.batched.budget import Budget
 from rrpa_sidecar.frontend.batched.state import FRAME_BYTES, HEADERS_HARD_LIMIT_BYTES
 from rrpa_sidecar.frontend.batched.wire import (
+    ACK,
     CONTINUATION,
     DATA,
     END_STREAM,
@@ -134,6 +135,8 @@ class Gate:
         elif kind not in QUIET:
             noise = 1
             if kind == SETTINGS:
+                if size and flags & ACK:
+                    raise Breach(ErrorCodes.FRAME_SIZE_ERROR, "an ACK of SETTINGS with bytes")
                 cost += self._open_calls() // STREAMS_PER_COST
                 noise += self._open_calls() // STREAMS_PER_NOISE
             if not budget.noise.spend(now_s, noise):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from h2.config import H2Configuration
 from h2.connection import H2Connection
+from h2.errors import ErrorCodes
 from h2.events import Event
+from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
+from hpack import Decoder, HeaderTuple, HPACKError, OversizedHeaderListError
 from hyperframe.frame import Frame, GoAwayFrame
 
 from rrpa_sidecar.frontend.metadata import TOTAL_LIMIT_BYTES
@@ -18,6 +23,24 @@ STREAM_WINDOW = 1 << 18
 HEADERS_HARD_LIMIT_BYTES = 256 * 1024
 """Above it the connection ends, since we cannot answer a call whose headers we did not read.
 Between this and the limit that is announced, the call alone is refused."""
+
+
+class CompressionError(ProtocolError):
+    """Header bytes that cannot be decoded: the tables of both sides differ from now on."""
+
+    error_code = ErrorCodes.COMPRESSION_ERROR
+
+
+class FieldsDecoder(Decoder):
+    """hpack's decoder, with RFC 9113's code for its errors (4.3): h2 says PROTOCOL_ERROR."""
+
+    def decode(self, data: bytes, raw: bool = False) -> Iterable[HeaderTuple]:
+        try:
+            return super().decode(data, raw)
+        except OversizedHeaderListError:
+            raise
+        except HPACKError as error:
+            raise CompressionError(f"no HPACK: {error}") from error
 
 
 class State(H2Connection):
@@ -46,6 +69,7 @@ class State(H2Connection):
                 SettingCodes.ENABLE_PUSH: 0,
             },
         )
+        self.decoder = FieldsDecoder()
         self.decoder.max_header_list_size = HEADERS_HARD_LIMIT_BYTES
         self.initiate_connection()
         self.increment_flow_control_window(CONNECTION_WINDOW)

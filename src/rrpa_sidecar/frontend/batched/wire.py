@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator
 
 DATA, HEADERS, RST_STREAM, SETTINGS, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 7, 8, 9
-END_STREAM = 1
+END_STREAM = ACK = 1
 HEAD_BYTES = 9
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 PREFIX_BYTES = 5
