@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import struct
 import zlib
+from itertools import compress
+from operator import ne
 from typing import Self
 
 from rrpa_sidecar.clock import Clock, SystemClock
@@ -20,8 +22,10 @@ from rrpa_sidecar.shm.lease import Lease, bear
 from rrpa_sidecar.shm.segment import check_birth, open_segment, probe_unlocked, read_exactly
 
 _BIRTH = struct.Struct("<8sIIQ16sQI8x")
-# Larger blocks compare faster when nothing moved, smaller ones when little did.
-_BLOCK_BYTES = 256
+# Larger blocks compare faster when nothing moved, smaller ones when little did. One of 512 slots
+# took 6, 16 and 29 µs with blocks of 64, 256 and 1,024; all of them 62, 41 and 48; one of 65,536
+# took 340, 91 and 85.
+_BLOCK_SLOTS = 128
 
 
 def table_header(table_id: str, slots: int, nonce: bytes, created_ns: int) -> bytes:
@@ -173,16 +177,13 @@ class TableReader:
             return []
         self._last = now
         moved: list[tuple[int, int]] = []
-        old, new = memoryview(last), memoryview(now)
-        old_words, new_words = old.cast("Q"), new.cast("Q")
-        for start in range(0, len(now), _BLOCK_BYTES):
-            stop = start + _BLOCK_BYTES
-            if last[start:stop] != now[start:stop]:
-                first, after = start // 8, min(stop // 8, self.slots)
-                pairs = enumerate(
-                    zip(old_words[first:after], new_words[first:after], strict=False), first
-                )
-                moved += [(slot, word) for slot, (before, word) in pairs if word != before]
+        old, new = memoryview(last).cast("Q"), memoryview(now).cast("Q")
+        for first in range(0, self.slots, _BLOCK_SLOTS):
+            after = first + _BLOCK_SLOTS
+            if last[8 * first : 8 * after] != now[8 * first : 8 * after]:
+                words = new[first:after].tolist()
+                differs = map(ne, words, old[first:after].tolist())
+                moved += compress(enumerate(words, first), differs)
         return moved
 
     def word(self, slot: int) -> tuple[int, bool]:

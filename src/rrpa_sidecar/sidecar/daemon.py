@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import resource
 import socket
@@ -40,6 +41,10 @@ from rrpa_sidecar.sidecar.unix_sockets import Claim
 
 log = logging.getLogger(__name__)
 
+COLLECTOR_THRESHOLDS = (5_000, 5, 40)
+"""Opening 4,096 streams with Python's own, 700, 10 and 10, and nothing frozen: 661 collections, 0.64
+s in all, 0.19 s the longest. A step of 512 tokens leaves nothing behind that is collected."""
+
 STOP_GRACE_S = 0.5
 """How long a last status may take to leave, once every stream has one."""
 
@@ -66,12 +71,20 @@ def _allow_many_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+def _rest_collector() -> None:
+    """Keep the garbage collector from walking what lives long: it stops the loop meanwhile."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECTOR_THRESHOLDS)
+
+
 async def _serve(config: Config, started_s: float) -> None:
     signals = Signals(asyncio.get_running_loop())
     asyncio.get_running_loop().set_exception_handler(_log_loop_error)
     async with contextlib.AsyncExitStack() as undo:
         daemon = _Daemon(config, undo)
         await daemon.start()
+        _rest_collector()
         if not signals.stop.is_set():
             _say_ready(daemon.where(), time.monotonic() - started_s)
         await signals.stop.wait()
@@ -101,6 +114,7 @@ class _Daemon:
         self.broker.on_ready_change = self.health.set_ready
         handlers = RRPAHandlers(self.broker, self._metrics, clock)
         batched = BatchedServer(config, self.broker, self._metrics, clock, self.health)
+        self.broker.on_step.append(batched.step)
         self.calls = _Calls(handlers, batched)
         self._fronts: dict[str, FrontEnd] = {
             "grpcio": GrpcioFrontEnd(create_server(config, handlers, self.health)),

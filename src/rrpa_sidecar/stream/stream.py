@@ -49,32 +49,33 @@ class StreamReader:
         "_log",
         "_lost",
         "_over",
-        "_position",
-        "_surplus",
+        "_shift",
         "_turn",
         "broken",
+        "offset",
         "replaced",
     )
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._position = 0  # raw bytes consumed
-        self._held = 0  # raw bytes after it that are known to be half a character
+        self.offset = 0
+        """Bytes delivered, after replacement."""
+        self._shift = _DATA  # from there to the place in the file of the next raw byte
+        self._held = 0  # raw bytes from there on that are known to be half a character
         self._committed = 0
         self._end: End | None = None
         self._lost: str | None = None
         self._over = False
         self._turn = _NO_TURN
         self.broken: CorruptLog | None = None
-        self._surplus = 0  # bytes delivered above those consumed
         self._fd = log.fd
         self.replaced = 0
         """U+FFFD made so far."""
 
     @property
-    def offset(self) -> int:
-        """Bytes delivered, after replacement."""
-        return self._position + self._surplus
+    def _position(self) -> int:
+        """Raw bytes consumed."""
+        return self.offset + self._shift - _DATA
 
     @property
     def final(self) -> bool:
@@ -129,7 +130,7 @@ class StreamReader:
         """
         if self.final or not 0 < word >> 1 & layout.WORD_COMMITTED_MASK <= self._committed:
             return False
-        self._turn = word & layout.WORD_TURN_MASK
+        self._turn = (word & layout.WORD_TURN_MASK) - (_DATA << 1)
         return True
 
     def distrust(self) -> None:
@@ -145,21 +146,20 @@ class StreamReader:
         word: of the log's slot, not ended.
         limit_bytes: most raw bytes to take; there may be three times as many of the answer.
         """
-        position = self._position
-        size = (word - self._turn >> 1) - position
+        at = self.offset + self._shift
+        size = (word - self._turn >> 1) - at
         if not self._held < size <= limit_bytes:
             return b""
         try:
-            raw = pread(self._fd, size, _DATA + position)
+            raw = pread(self._fd, size, at)
         except OSError:
             return b""
         if len(raw) != size:
             return b""
-        if not raw.isascii():
-            return self._advance(raw, False)
-        self._held = 0
-        self._position = position + size
-        return raw
+        if raw.isascii():  # so no byte was held
+            self.offset += size
+            return raw
+        return self._advance(raw, False)
 
     def poll(self, limit_bytes: int = FRAME_LIMIT_BYTES) -> Event | None:
         """Return the next event, or None while there is nothing new.
@@ -192,9 +192,9 @@ class StreamReader:
         """Take the whole characters of `raw`, which begins at `_position`."""
         cut = whole_characters(raw, final)
         self._held = len(raw) - cut.consumed
-        self._position += cut.consumed
         self.replaced += cut.replaced
-        self._surplus += len(cut.data) - cut.consumed
+        self.offset += len(cut.data)
+        self._shift += cut.consumed - len(cut.data)
         return cut.data
 
     def _break(self, error: CorruptLog) -> None:

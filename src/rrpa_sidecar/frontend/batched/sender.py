@@ -136,6 +136,7 @@ class Sender:
         window = h2.outbound_flow_control_window
         enough = max(window - BATCH_BYTES, 0)
         counters, since_ns, frames, n_bytes = None, 0, 0, 0
+        append, frame_head = parts.append, wire.HEAD_BYTES
         while self.ready and window > enough:
             turns = iter(self.ready[:])
             self.ready.clear()
@@ -144,17 +145,20 @@ class Sender:
                     self.ready[:0] = [out, *turns]
                     break
                 out.queued = False
-                reader, stream = out.reader, out.stream
+                stream = out.stream
+                left = stream.outbound_flow_control_window
+                reader = out.reader
                 if (
                     reader is not None
+                    and left >= SHORT_WINDOW
                     and window >= SHORT_WINDOW
-                    and stream.outbound_flow_control_window >= SHORT_WINDOW
                     and (data := reader.promised(out.word, SHORT_BYTES))
                 ):
                     size = len(data)
                     head = out.head(out.stream_id, reader.offset - size, size)
-                    parts += (head, data)
-                    taken = len(head) + size - wire.HEAD_BYTES
+                    append(head)
+                    append(data)
+                    taken = len(head) - frame_head + size
                     # Streams of one step are alike, so that counting is mostly these comparisons.
                     if out.last_frame_ns != since_ns or out.counters is not counters:
                         if counters is not None:
@@ -168,8 +172,9 @@ class Sender:
                     continue
                 else:
                     h2.outbound_flow_control_window = window
-                    taken = self._turn(out, min(window, stream.outbound_flow_control_window), parts)
-                stream.outbound_flow_control_window -= taken
+                    taken = self._turn(out, min(window, left), parts)
+                    left = stream.outbound_flow_control_window
+                stream.outbound_flow_control_window = left - taken
                 window -= taken
         h2.outbound_flow_control_window = window
         if counters is not None:

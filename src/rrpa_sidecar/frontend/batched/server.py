@@ -37,7 +37,6 @@ class BatchedServer:
         self.request_limit = config.max_request_bytes
         self.held = Held(config.queue_bytes + config.max_request_bytes)
         self._listeners: list[asyncio.Server] = []
-        broker.on_step.append(self._step)
 
     async def listen(self, bound: socket.socket) -> None:
         """Take connections on a bound socket, TCP or Unix, which is this server's from now on.
@@ -50,7 +49,8 @@ class BatchedServer:
         create = loop.create_unix_server if at_path else loop.create_server
         self._listeners.append(await create(lambda: Connection(self), sock=bound, backlog=BACKLOG))
 
-    def _step(self) -> None:
+    def step(self) -> None:
+        """Send what the broker's scan has put into the calls' places: one write a connection."""
         for each in self.connections:
             each.step()
 
