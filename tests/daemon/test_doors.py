@@ -16,10 +16,11 @@ from rrpa_sidecar.frontend.health import Health
 from rrpa_sidecar.metrics import Metrics
 from rrpa_sidecar.sidecar import addresses
 from rrpa_sidecar.sidecar.doors import BatchedFrontEnd
+from tests.frontend.fakes import FakeBroker
 
 
 def front_end() -> BatchedFrontEnd:
-    broker: Any = None  # nobody calls
+    broker: Any = FakeBroker()
     return BatchedFrontEnd(BatchedServer(Config(), broker, Metrics(), SystemClock(), Health()))
 
 

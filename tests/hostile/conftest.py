@@ -95,7 +95,7 @@ def stack() -> Iterator[Stack]:
     with Stack(SETTINGS, engine={"capacity": 256}) as running:
         yield running
         assert "Traceback" not in running.daemon.stderr
-        assert "fault" not in running.daemon.stderr
+        assert "ended by a fault" not in running.daemon.stderr
 
 
 @pytest.fixture(params=["envoy", "tcp"])

@@ -6,13 +6,11 @@ No I/O: what is to be sent waits in h2's state, and in the sender, for the conne
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Protocol
 
 from h2 import events
 from h2.errors import ErrorCodes
-from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes
 
 from rrpa_sidecar.errors import RRPAError
@@ -27,8 +25,6 @@ from rrpa_sidecar.frontend.batched.messages import RequestReader
 from rrpa_sidecar.frontend.batched.open_calls import Call, OpenCalls
 from rrpa_sidecar.frontend.batched.state import State
 from rrpa_sidecar.status import Code
-
-log = logging.getLogger(__name__)
 
 
 class Host(Protocol):
@@ -178,10 +174,7 @@ class Arrivals:
     def _give_back(self, event: events.DataReceived) -> None:
         """Return the window that the frame used up."""
         if event.flow_controlled_length:
-            try:
-                self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-            except ProtocolError:  # the stream was reset meanwhile
-                log.debug("no window to give back on stream %d", event.stream_id)
+            self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
 
     def _request_end(self, event: events.StreamEnded) -> None:
         call = self._calls.get(event.stream_id)

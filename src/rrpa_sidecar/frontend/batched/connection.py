@@ -248,7 +248,8 @@ class Connection(asyncio.Protocol):
 
     def is_gone(self) -> None:
         """Leave a peer that answers no ping, or says that it leaves."""
-        if self._transport is not None:
+        if self._transport is not None and not self._closed:
+            self._shut()
             self._transport.abort()
 
     # --- What leaves ----------------------------------------------------------------------

@@ -114,7 +114,9 @@ class OpenCalls:
         elif end.broken and call.out is not None:
             # In one read with the last bytes, a reset would take them along in a proxy.
             self.sender.drop(call.out)
-            self._loop.call_later(BROKEN_S, self._break, call)
+            if call.timer is not None:
+                call.timer.cancel()
+            call.timer = self._loop.call_later(BROKEN_S, self._break, call)
         else:
             trailers = headers.trailers(end.code, end.text, end.metadata, alone=call.out is None)
             self._h2.send_headers(stream_id, trailers, end_stream=True)
