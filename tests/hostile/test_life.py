@@ -11,18 +11,28 @@ import pytest
 
 from tests.harness import raw_h2
 from tests.harness.processes import Stack, eventually
-from tests.harness.raw_h2 import ACK, GOAWAY, HEADERS, PING, PREFACE, RST_STREAM, SETTINGS
+from tests.harness.raw_h2 import (
+    ACK,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    PING,
+    PREFACE,
+    RST_STREAM,
+    SETTINGS,
+)
 from tests.hostile.attacks import ENDLESS, PLAIN, SHORT
 from tests.hostile.conftest import Neighbour, request
 from tests.hostile.frames import (
     PROTOCOL_ERROR,
     REFUSED_STREAM,
+    block,
     call,
     frame,
     head,
     reset,
     settings,
-    window,
 )
 
 TIMEOUT_S = 30.0
@@ -70,13 +80,12 @@ def test_a_peer_that_stops_reading_is_not_read_any_more_and_then_gone(impatient:
     daemon = impatient.daemon
     rss_bytes = daemon.rss_bytes()
     with raw_h2.Connection(daemon.envoy_socket) as peer:
-        peer.socket.sendall(window(2**30))  # so that there is something to be read
         peer.socket.sendall(b"".join(call(at, ENDLESS) for at in range(1, 41, 2)))
         peer.socket.settimeout(TIMEOUT_S)
         sent = 0
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             for at in range(41, 2_000_001, 2):
-                sent += peer.socket.send(call(at, b"", PLAIN))
+                sent += peer.socket.send(head(at, block(path="/no"), END_HEADERS | END_STREAM))
         assert sent < 10_000_000
         assert daemon.rss_bytes() - rss_bytes < 16 * 2**20
     eventually(lambda: daemon.metric("rrpa_active_streams") == 0, 10, "its streams are left")

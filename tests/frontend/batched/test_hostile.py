@@ -1,10 +1,8 @@
-"""Peers that speak HTTP/2 wrongly, or too much of it: each ends alone, and nothing is kept."""
+"""Hostile peers seen from inside: which streams were left, what is held. The rest: tests/hostile."""
 
 from __future__ import annotations
 
 import asyncio
-import random
-import socket
 import struct
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -22,7 +20,6 @@ from tests.frontend.fakes import MODELS, STREAM, Front, front_end
 from tests.harness import raw_h2
 from tests.harness.raw_h2 import (
     ACK,
-    CONTINUATION,
     DATA,
     END_HEADERS,
     END_STREAM,
@@ -134,34 +131,6 @@ def goaway_after(raw: bytes, times: int = 1) -> Callable[[raw_h2.Connection], in
     return work
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
-        frame(SETTINGS) * 100,
-        frame(PING, b"pingpong") * 100,
-        frame(PRIORITY, b"\0\0\0\1\0", stream=3) * 100,
-        frame(WINDOW_UPDATE, b"\0\0\0\1") * 1000,
-        frame(99, b"what?") * 100,
-        call(1) + frame(RST_STREAM, b"\0\0\0\x08", stream=1) * 10_000,
-        call(1)
-        + frame(RST_STREAM, b"\0\0\0\x08", stream=1)
-        + frame(WINDOW_UPDATE, b"\0\0\0\1", stream=1) * 80_000,
-    ],
-    ids=["SETTINGS", "PING", "PRIORITY", "WINDOW_UPDATE", "unknown", "resets", "late updates"],
-)
-async def test_a_flood_of_control_frames_ends_its_connection(front: Front, raw: bytes) -> None:
-    # None: the peer was still sending when its connection was closed, and the answer was lost.
-    assert await told(front, goaway_after(raw, 50)) in (CALM, None)
-
-
-async def test_a_flood_of_empty_data_frames_ends_its_connection(front: Front) -> None:
-    def work(peer: raw_h2.Connection) -> int | None:
-        peer.socket.sendall(call(1, None))
-        return goaway_after(frame(DATA, stream=1) * 100, 50)(peer)
-
-    assert await told(front, work) in (CALM, None)
-
-
 async def test_rapid_reset_ends_its_connection_and_every_stream_is_left(front: Front) -> None:
     def work(peer: raw_h2.Connection) -> int | None:
         for at in range(1, 40_001, 2):
@@ -169,64 +138,13 @@ async def test_rapid_reset_ends_its_connection_and_every_stream_is_left(front: F
             try:
                 peer.socket.sendall(raw)
             except (BrokenPipeError, ConnectionResetError):
-                return CALM
+                break
         return goaway_after(b"")(peer)
 
-    assert await told(front, work) in (CALM, None)
+    assert await told(front, work) == CALM
     assert len(front.broker.streams) < 15_000
     await asyncio.sleep(0.05)
     assert all(stream.left == 1 for stream in front.broker.streams[1:])
-
-
-async def test_a_flood_of_continuations_ends_its_connection(front: Front) -> None:
-    def work(peer: raw_h2.Connection) -> int | None:
-        peer.socket.sendall(frame(HEADERS, b"", 0, 1))
-        return goaway_after(frame(CONTINUATION, b"", 0, 1), 200)(peer)
-
-    assert await told(front, work) in (CALM, PROTOCOL_ERROR, None)
-
-
-async def test_headers_of_half_a_megabyte_end_their_connection(front: Front) -> None:
-    big = block((b"x-big", b"x" * 500_000))
-    pieces = [big[at : at + 16_384] for at in range(0, len(big), 16_384)]
-    raw = frame(HEADERS, pieces[0], 0, 1)
-    for at, piece in enumerate(pieces[1:], 2):
-        raw += frame(CONTINUATION, piece, END_HEADERS if at == len(pieces) else 0, 1)
-    assert await told(front, goaway_after(raw)) in (CALM, PROTOCOL_ERROR)
-
-
-async def test_a_bomb_of_table_references_ends_its_connection(front: Front) -> None:
-    """4 KiB in the dynamic table, named 2,000 times: 8 MB of headers in 6 KB."""
-    bomb = block() + b"\x40" + raw_h2.text(b"x-a") + raw_h2.text(b"b" * 3900) + b"\xbe" * 2000
-    assert await told(front, goaway_after(frame(HEADERS, bomb, END_HEADERS, 1))) == CALM
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        frame(WINDOW_UPDATE, b"\x7f\xff\xff\xff"),
-        frame(WINDOW_UPDATE, bytes(4)),
-        frame(SETTINGS, b"\0\4\x80\0\0\0"),
-        frame(SETTINGS, b"\0\5\0\0\0\1"),
-        frame(SETTINGS, b"x"),
-        frame(DATA, b"x", stream=1),
-        frame(HEADERS, block(), END_HEADERS, 2),
-        frame(HEADERS, b"\xff" * 20, END_HEADERS, 1),
-        frame(HEADERS, b"\x80", END_HEADERS, 1),
-        frame(CONTINUATION, block(), END_HEADERS, 1),
-        frame(HEADERS, b"", 0, 1) + frame(PING, b"pingpong"),
-        frame(5, b"\0\0\0\2" + block(), END_HEADERS, 1),
-        b"\xff\xff\xff\0\0\0\0\0\1",
-        frame(PING, b"short"),
-        call(3) + call(1),
-    ],
-    ids=lambda raw: raw[:12].hex(),
-)
-async def test_a_breach_of_the_protocol_ends_its_connection_with_a_reason(
-    front: Front, raw: bytes
-) -> None:
-    code = await told(front, goaway_after(raw))
-    assert code, "a GOAWAY with an error"
 
 
 async def test_a_second_request_on_a_stream_resets_it_and_it_is_left(front: Front) -> None:
@@ -240,23 +158,6 @@ async def test_a_second_request_on_a_stream_resets_it_and_it_is_left(front: Fron
     assert reset is not None
     assert reset.stream == 1
     assert front.broker.streams[1].left == 1
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "status"),
-    [("content-type", "text/plain", b"415"), ("method", "GET", b"405")],
-)
-async def test_what_is_no_grpc_call_gets_an_http_status(
-    front: Front, field: str, value: str, status: bytes
-) -> None:
-    def work(peer: raw_h2.Connection) -> list[raw_h2.Frame]:
-        peer.socket.sendall(frame(HEADERS, block(**{field: value}), END_HEADERS | END_STREAM, 1))
-        return peer.answer(1)
-
-    frames = await told(front, work)
-    assert frames[0].kind == HEADERS
-    assert frames[0].flags & END_STREAM
-    assert raw_h2.field(frames, b":status") == status
 
 
 def status_in(frames: list[raw_h2.Frame]) -> dict[str, str]:
@@ -360,32 +261,6 @@ async def test_requests_that_never_end_hold_no_more_than_the_limit_and_give_it_b
                 await asyncio.sleep(0.001)
 
 
-@pytest.mark.parametrize("size", [1, 3, 50])
-async def test_bytes_one_at_a_time_are_a_call_like_any_other(front: Front, size: int) -> None:
-    front.broker.on_open = lambda stream: stream.finish()
-
-    def work(peer: raw_h2.Connection) -> list[raw_h2.Frame]:
-        peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
-        raw = raw_h2.PREFACE + frame(SETTINGS) + call(1)
-        for at in range(0, len(raw), size):
-            peer.socket.sendall(raw[at : at + size])
-        return peer.answer(1)
-
-    assert status_in(await told(front, work, greet=False))["grpc-status"] == "0"
-
-
-async def test_half_a_preface_is_closed_after_the_time_for_it(
-    front: Front, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(timing, "GREETING_S", 0.1)
-
-    def work(peer: raw_h2.Connection) -> bool:
-        peer.socket.sendall(raw_h2.PREFACE[:10])
-        return peer.is_closed(2)
-
-    assert await told(front, work, greet=False)
-
-
 async def test_a_peer_that_answers_no_ping_is_gone_and_one_that_does_is_kept(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -478,25 +353,3 @@ async def test_a_drain_lets_calls_end_and_refuses_new_ones(short_dir: Path) -> N
         assert (refused.stream, refused.payload[-1]) == (3, 7)
         assert status_in(frames)["grpc-status"] == "0"
         assert closed
-
-
-async def test_random_bytes_after_a_greeting_harm_nobody(
-    front: Front, seeded: random.Random, caplog: pytest.LogCaptureFixture
-) -> None:
-    valid = call(1) + frame(PING, b"pingpong") + frame(WINDOW_UPDATE, b"\0\0\1\0") + call(3)
-
-    def work(peer: raw_h2.Connection) -> None:
-        raw = bytearray(valid)
-        for _ in range(seeded.randint(1, 8)):
-            raw[seeded.randrange(len(raw))] = seeded.randrange(256)
-        try:
-            peer.socket.sendall(bytes(raw[: seeded.randint(1, len(raw))]))
-            peer.socket.sendall(bytes(seeded.randrange(256) for _ in range(50)))
-        except (BrokenPipeError, ConnectionResetError):
-            pass
-
-    for _ in range(300):
-        await told(front, work)
-    await asyncio.sleep(0.05)
-    assert "Traceback" not in caplog.text
-    assert all(stream.left == 1 for stream in front.broker.streams[1:])

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 HIGH_WATER_BYTES = 256 * 1024
 """Above it no answer is asked for more: its bytes are better kept in the log."""
 
-DEAF_BYTES = 1024 * 1024
+DEAF_BYTES = 512 * 1024
 """Above it nothing is read any more, so that a peer that makes us answer and never reads stops."""
 
 IGNORED_LIMIT_BYTES = 1024 * 1024
