@@ -153,7 +153,7 @@ def test_a_table_of_another_engine_is_refused(plain: PlainDirectory) -> None:
 
 
 def test_a_log_is_not_a_table(plain: PlainDirectory) -> None:
-    writer(plain, "0" * 32).close()
+    writer(plain, "0" * 32, stream_bytes=layout.table_bytes(4)).close()
     os.rename(f"{plain.path}/rrpa_{'0' * 32}", f"{plain.path}/rrpa_table_{'0' * 32}")
     with pytest.raises(CorruptLog, match="begins with"):
         TableReader.open(plain, "0" * 32, slots=4, nonce=NONCE)

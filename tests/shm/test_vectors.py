@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +92,16 @@ def check_table(plain: PlainDirectory) -> None:
     table = INDEX["table"]
     nonce = bytes.fromhex(table["nonce_hex"])
     seen = TableReader.open(plain, table["table_id"], slots=table["slots"], nonce=nonce)
-    words = {int(slot): tuple(word[1:]) for slot, word in table["words"].items()}
-    assert slots_of(seen.poll()) == sorted(words)
+    words = {int(slot): tuple(word[1:3]) for slot, word in table["words"].items()}
+    moved = seen.poll()
+    assert slots_of(moved) == sorted(words)
     assert {slot: seen.word(slot) for slot in words} == words
+    records, first = seen.tails(moved), moved[0][0]
+    for slot, (_, committed, _, tail) in table["words"].items():
+        record = records[32 * (int(slot) - first) :][:32]
+        assert record[:28] == bytes.fromhex(tail).ljust(28, b"\0")
+        fits = zlib.crc32(record, layout.HEADER_BYTES + committed) == layout.TAIL_RESIDUE
+        assert fits is (tail != "")
     seen.close()
 
 
@@ -142,7 +150,8 @@ def test_a_c_writer_made_from_the_page_writes_the_same_table(
 ) -> None:
     table = INDEX["table"]
     lines = [
-        f"S {slot} {word[0]} {word[1]} {int(word[2])}" for slot, word in table["words"].items()
+        f"S {slot} {turn} {committed} {int(ended)} {tail or '-'}"
+        for slot, (turn, committed, ended, tail) in table["words"].items()
     ]
     numbers = [str(table["slots"]), str(INDEX["clock_ns"])]
     run_c([c_writer, plain.path, table["table_id"], *numbers, table["nonce_hex"]], lines)

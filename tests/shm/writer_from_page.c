@@ -1,12 +1,12 @@
 /* A log writer made from shm/FORMAT.md alone; it shares no code with the Python one.
  *
  * usage: writer DIR STREAM_ID STREAM_BYTES NOW_NS        (a log)
- *        writer DIR TABLE_ID SLOTS NOW_NS NONCE_HEX      (a table, then "S slot turn bytes ended")
+ *        writer DIR TABLE_ID SLOTS NOW_NS NONCE_HEX      (a table, then S lines)
  *
  * Commands on stdin, one a line; hex of nothing is "-":
  *   T hex                                        a token
  *   E code reason stop_hex|none prompt completion cached text_hex
- *   S slot turn bytes ended                      a word of the table
+ *   S slot turn bytes ended tail_hex             a word of the table, and its tail if not "-"
  * End of input: leave without an end.
  */
 #define _GNU_SOURCE
@@ -68,7 +68,8 @@ int main(int argc, char **argv) {
     int is_table = argc == 6;
     const char *dir = argv[1], *id = argv[2];
     uint64_t given = strtoull(argv[3], NULL, 10), now = strtoull(argv[4], NULL, 10);
-    uint64_t words = is_table ? (given * 8 + HEADER - 1) / HEADER * HEADER : 0;
+    uint64_t tails = is_table ? (given * 8 + HEADER - 1) / HEADER * HEADER : 0; /* after the words */
+    uint64_t words = is_table ? tails + (given * 32 + HEADER - 1) / HEADER * HEADER : 0;
     uint64_t size = is_table ? HEADER + words : given;
     char born[4096], name[4096];
     snprintf(born, sizeof born, "%s/rrpa_tmp_%s_%d", dir, id, (int)getpid());
@@ -143,8 +144,12 @@ int main(int argc, char **argv) {
             write_all(fd, end + END, END_STOP - END, END);      /* 12 */
             store(map, 144, 1);                                 /* 13 */
             break;
-        } else if (sscanf(line, "S %" SCNu64 " %" SCNu64 " %" SCNu64 " %u", &slot, &turn, &committed,
-                          &ended) == 4) {
+        } else if (sscanf(line, "S %" SCNu64 " %" SCNu64 " %" SCNu64 " %u %s", &slot, &turn,
+                          &committed, &ended, a) == 5) {
+            if (unhex(a, bytes) == 28) {                        /* 10 */
+                put32(bytes + 28, crc32_add((uint32_t)(HEADER + committed), bytes, 28));
+                memcpy(map + tails + slot * 32, bytes, 32);
+            }
             store(map, slot * 8, turn << 48 | committed << 1 | ended);
         } else {
             return 2;

@@ -150,17 +150,25 @@ def write_vector(vector: Vector, directory: PlainDirectory) -> Path:
     return path
 
 
-WORDS = {0: (1, 5, False), 3: (2, 0, True), 11: (layout.WORD_TURNS - 1, (1 << 47) - 1, True)}
-"""Slot → (turn, committed_bytes, ended)."""
+WORDS = {
+    0: (1, 5, False, bytes(23) + b"hello"),
+    3: (2, 0, True, b""),
+    7: (1, (1 << 33) + 1, False, bytes(range(28))),
+    11: (layout.WORD_TURNS - 1, (1 << 47) - 1, True, b""),
+}
+"""Slot → (turn, committed_bytes, ended, tail or nothing)."""
 
 
 def write_table(directory: PlainDirectory) -> Path:
     """Write the table vector; return its path."""
     table = TableWriter.create(directory, TABLE_ID, SLOTS, NONCE, clock=FixedClock())
-    for slot, (turn, committed_bytes, ended) in WORDS.items():
+    for slot, (turn, committed_bytes, ended, tail) in WORDS.items():
         for _ in range(turn):
             table.begin(slot)
-        table.set(slot, committed_bytes, ended)
+        if tail:
+            table.move(slot, committed_bytes, tail)
+        else:
+            table.set(slot, committed_bytes, ended)
     table.close()
     return Path(directory.path, layout.table_name(TABLE_ID))
 
@@ -220,7 +228,7 @@ def generate(into: Path) -> None:
             "slots": SLOTS,
             "nonce_hex": NONCE.hex(),
             "file_bytes": layout.table_bytes(SLOTS),
-            "words": {str(slot): list(word) for slot, word in WORDS.items()},
+            "words": {str(slot): [*word, tail.hex()] for slot, (*word, tail) in WORDS.items()},
         },
         "logs": [record(vector) for vector in VECTORS],
     }

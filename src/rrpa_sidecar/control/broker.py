@@ -39,6 +39,7 @@ from rrpa_sidecar.metrics import Metrics
 from rrpa_sidecar.pb.engine_pb2 import Hello
 from rrpa_sidecar.shm import layout
 from rrpa_sidecar.shm.directory import SegmentDirectory
+from rrpa_sidecar.shm.layout import TAIL_RECORD_BYTES
 from rrpa_sidecar.shm.reclaim import Reclaim
 
 __all__ = ["Broker", "Labels", "LiveStream", "ModelInfo", "Timing"]
@@ -166,23 +167,27 @@ class Broker:
         for engine in self._engines.all():
             try:
                 moved = engine.table.poll()
+                tails = engine.table.tails(moved) if moved else b""
             except CorruptLog as error:
                 self._expel(engine, error)
                 continue
             if moved:
                 news = True
-                self._move(engine, moved)
+                self._move(engine, moved, tails)
         if news:
             for step in self.on_step:
                 step()
         return news
 
-    def _move(self, engine: Engine, moved: list[tuple[int, int]]) -> None:
-        places = engine.places
+    def _move(self, engine: Engine, moved: list[tuple[int, int]], tails: bytes) -> None:
+        places, size = engine.places, TAIL_RECORD_BYTES
+        first = moved[0][0]
         for slot, word in moved:
             place = places[slot]
             if place is not None and not word & 1:
                 place.word = word
+                at = (slot - first) * size
+                place.tail = tails[at : at + size]
                 if not place.queued:
                     place.queued = True
                     place.inbox.append(place)

@@ -46,15 +46,17 @@ class Place:
 
     inbox: the list of all places whose streams have moved since the last step.
     queued: it is in there.
-    word: of the stream's slot in its engine's table, as the last scan saw it; see `StreamReader`.
+    word, tail: of the stream's slot in its engine's table, as the last scan saw them; see
+      `StreamReader.promised`.
     """
 
-    __slots__ = ("inbox", "queued", "word")
+    __slots__ = ("inbox", "queued", "tail", "word")
 
     def __init__(self, inbox: list[Any]) -> None:
         self.inbox = inbox
         self.queued = False
         self.word = 0
+        self.tail = b""
 
 
 class Keeper(Protocol):

@@ -35,6 +35,11 @@ WORD_TURN_SHIFT: Final = 48
 WORD_TURNS: Final = 1 << 16
 WORD_COMMITTED_MASK: Final = (1 << 47) - 1
 WORD_TURN_MASK: Final = (WORD_TURNS - 1) << WORD_TURN_SHIFT
+TAIL_BYTES: Final = 28
+"""Last bytes of a log that its table repeats."""
+TAIL_RECORD_BYTES: Final = TAIL_BYTES + 4
+TAIL_RESIDUE: Final = 0x2144DF1C
+"""CRC-32 of anything that ends with its own CRC-32, lowest byte first, whatever it began with."""
 U32_MAX: Final = (1 << 32) - 1
 U64_MAX: Final = (1 << 64) - 1
 
@@ -181,11 +186,20 @@ def check_stream_bytes(stream_bytes: int) -> None:
         )
 
 
-def table_bytes(slots: int) -> int:
-    """Return the size of a table file: the header, then the words, in whole 64 KiB pages."""
+def tails_offset(slots: int) -> int:
+    """Return where a table's tails begin: after the header and whole pages of words."""
     if not 1 <= slots <= MAX_SLOTS:
         raise StreamMisuse(f"a table has 1 to {MAX_SLOTS} slots, not {slots}")
-    return HEADER_BYTES + -(-slots * 8 // PAGE_BYTES) * PAGE_BYTES
+    return HEADER_BYTES + _pages(slots * 8)
+
+
+def table_bytes(slots: int) -> int:
+    """Return the size of a table file: the header, the words and the tails, each in whole pages."""
+    return tails_offset(slots) + _pages(slots * TAIL_RECORD_BYTES)
+
+
+def _pages(size: int) -> int:
+    return -(-size // PAGE_BYTES) * PAGE_BYTES
 
 
 def end_crc32(header: bytes | bytearray) -> int:

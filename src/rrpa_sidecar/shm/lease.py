@@ -29,10 +29,11 @@ class Lease:
     """An open, locked, mapped segment of this process.
 
     fd: read and write, close-on-exec.
-    words: the mapped part as 64-bit words; one assignment is one aligned store.
+    map: the mapped part.
+    words: the same as 64-bit words; one assignment is one aligned store.
     """
 
-    __slots__ = ("_map", "_owner", "directory", "fd", "inode", "name", "words")
+    __slots__ = ("_owner", "directory", "fd", "inode", "map", "name", "words")
 
     def __init__(
         self, directory: SegmentDirectory, name: str, fd: int, map_offset: int, map_bytes: int
@@ -42,8 +43,8 @@ class Lease:
         self.fd = fd
         self.inode = _inode(os.fstat(fd))
         self._owner = os.getpid()
-        self._map = mmap.mmap(fd, map_bytes, offset=map_offset)
-        self.words = memoryview(self._map).cast("Q")
+        self.map = mmap.mmap(fd, map_bytes, offset=map_offset)
+        self.words = memoryview(self.map).cast("Q")
         _held.add(self)
 
     @property
@@ -56,7 +57,7 @@ class Lease:
             return
         fd, self.fd = self.fd, -1
         self.words.release()
-        self._map.close()
+        self.map.close()
         if os.getpid() == self._owner:
             fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)

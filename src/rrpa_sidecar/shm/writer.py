@@ -68,6 +68,7 @@ class LogWriter:
         self._words = lease.words
         self._table = table
         self._slot = slot
+        self._tail = bytes(layout.TAIL_BYTES)
         self._clock = clock
 
     @classmethod
@@ -128,7 +129,8 @@ class LogWriter:
         self.tokens += 1
         words[_TOKENS] = self.tokens
         if size and self._table is not None:
-            self._table.set(self._slot, end, False)
+            self._tail = tail = (self._tail[size:] + token)[-layout.TAIL_BYTES :]
+            self._table.move(self._slot, end, tail)
         return self.committed_bytes
 
     def finish(self, end: End) -> None:

@@ -42,8 +42,8 @@ from rrpa_sidecar.sidecar.unix_sockets import Claim
 log = logging.getLogger(__name__)
 
 COLLECTOR_THRESHOLDS = (5_000, 5, 40)
-"""Opening 4,096 streams with Python's own, 700, 10 and 10, and nothing frozen: 661 collections, 0.64
-s in all, 0.19 s the longest. A step of 512 tokens leaves nothing behind that is collected."""
+"""Opening 4,096 streams with Python's own, 700, 10 and 10, and nothing frozen: 661 collections,
+0.64 s in all, 0.19 s the longest. A step of 512 tokens leaves nothing behind to be collected."""
 
 STOP_GRACE_S = 0.5
 """How long a last status may take to leave, once every stream has one."""

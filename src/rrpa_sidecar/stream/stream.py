@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from os import pread
 from typing import Protocol
+from zlib import crc32
 
 from rrpa_sidecar.errors import CorruptLog, EngineFailed, EngineLost, EngineStatus
 from rrpa_sidecar.shm import layout
@@ -15,6 +16,7 @@ FRAME_LIMIT_BYTES = 64 * 1024
 """Most raw bytes in one event. A frame of pure garbage is three times as long (U+FFFD)."""
 
 _DATA = layout.HEADER_BYTES
+_TAIL, _RESIDUE = layout.TAIL_BYTES, layout.TAIL_RESIDUE
 
 _NO_TURN = 1 << 64
 """Above every word of a table, so that none of them promises anything."""
@@ -137,25 +139,29 @@ class StreamReader:
         """Let no word promise anything any more: the log may be closed from now on."""
         self._turn = _NO_TURN
 
-    def promised(self, word: int, limit_bytes: int) -> bytes:
+    def promised(self, word: int, limit_bytes: int, tail: bytes = b"") -> bytes:
         """Return the new characters up to where `word` says; nothing: ask `poll`, which knows why.
 
-        This is the usual way of a token: the table was read for all streams at once, so one pread
-        is enough. `poll`, which reads the header too, takes three times as long.
+        This is the usual way of a token. The table was read for all streams at once, and the tail
+        too, so that mostly nothing is left to read; one pread else. `poll` reads the header too.
 
         word: of the log's slot, not ended.
         limit_bytes: most raw bytes to take; there may be three times as many of the answer.
+        tail: the table's record of the log's last bytes, read after `word`.
         """
         at = self.offset + self._shift
         size = (word - self._turn >> 1) - at
         if not self._held < size <= limit_bytes:
             return b""
-        try:
-            raw = pread(self._fd, size, at)
-        except OSError:
-            return b""
-        if len(raw) != size:
-            return b""
+        if tail and size <= _TAIL and crc32(tail, at + size) == _RESIDUE:
+            raw = tail[_TAIL - size : _TAIL]
+        else:
+            try:
+                raw = pread(self._fd, size, at)
+            except OSError:
+                return b""
+            if len(raw) != size:
+                return b""
         if raw.isascii():  # so no byte was held
             self.offset += size
             return raw

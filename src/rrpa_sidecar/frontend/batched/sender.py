@@ -152,7 +152,7 @@ class Sender:
                     reader is not None
                     and left >= SHORT_WINDOW
                     and window >= SHORT_WINDOW
-                    and (data := reader.promised(out.word, SHORT_BYTES))
+                    and (data := reader.promised(out.word, SHORT_BYTES, out.tail))
                 ):
                     size = len(data)
                     head = out.head(out.stream_id, reader.offset - size, size)
