@@ -1,0 +1,1 @@
+"""Benchmarks of the product and of what else does its job."""

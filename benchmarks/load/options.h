@@ -1,0 +1,9 @@
+#ifndef OPTIONS_H
+#define OPTIONS_H
+
+#include "client.h"
+
+/* Fills `options` from the command line, or ends the process with one line and status 2. */
+void options_read(Options *options, int argc, char **argv);
+
+#endif
