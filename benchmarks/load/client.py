@@ -37,7 +37,7 @@ BUILD = SOURCES.parent / ".build"
 FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror=implicit")
 LIBRARIES = ("-lnghttp2", "-lm")
 GRACE_S = 30.0
-"""Past the times that the client itself holds to: a client that is stuck is an error, not a wait."""
+"""Past the times that the client itself keeps: one that is stuck is an error and not a wait."""
 
 
 class LoadError(Exception):
@@ -49,7 +49,8 @@ class Load:
     """One run of the client; what each field means is in `client --help`.
 
     connect: "unix:PATH" or "HOST:PORT".
-    body: the request, without gRPC's five bytes: the client adds them.
+    body: what follows the headers, as it is; a gRPC request with its five bytes in front.
+    headers: content-type, te and accept fit the protocol unless they are given here.
     text: what all answers repeat, byte for byte; None compares nothing.
     """
 

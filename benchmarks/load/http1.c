@@ -4,6 +4,7 @@
 #include <strings.h>
 
 #include "client.h"
+#include "options.h"
 
 enum { STATUS_LINE, HEADER, CHUNK_SIZE, CHUNK, CHUNK_END, TRAILER, COUNTED, TO_EOF };
 
@@ -15,10 +16,11 @@ static void make_request(void) {
     const Options *options = &run.options;
     FILE *out = open_memstream(&request, &request_len);
     if (!out) abort();
-    fprintf(out,
-            "POST %s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\n"
-            "Accept: text/event-stream\r\nContent-Length: %zu\r\n",
-            options->path, options->authority, options->body_len);
+    fprintf(out, "POST %s HTTP/1.1\r\nhost: %s\r\ncontent-length: %zu\r\n", options->path,
+            options->authority, options->body_len);
+    if (!options_has_header(options, "content-type"))
+        fputs("content-type: application/json\r\n", out);
+    if (!options_has_header(options, "accept")) fputs("accept: text/event-stream\r\n", out);
     for (int i = 0; i < options->headers; i++)
         fprintf(out, "%s: %s\r\n", options->header_names[i], options->header_values[i]);
     fputs("\r\n", out);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "client.h"
+#include "options.h"
 
 /* The library works through at most so many bytes before its output is fetched. */
 #define OUT_BYTES (256 * 1024)
@@ -171,11 +172,10 @@ bool h2_ask(Connection *connection, Stream *stream) {
     ADD(":scheme", "http");
     ADD(":authority", options->authority);
     ADD(":path", options->path);
-    ADD("content-type", grpc ? "application/grpc" : "application/json");
-    if (grpc)
-        ADD("te", "trailers");
-    else
-        ADD("accept", "text/event-stream");
+    if (!options_has_header(options, "content-type"))
+        ADD("content-type", grpc ? "application/grpc" : "application/json");
+    if (grpc && !options_has_header(options, "te")) ADD("te", "trailers");
+    if (!grpc && !options_has_header(options, "accept")) ADD("accept", "text/event-stream");
     for (int i = 0; i < options->headers; i++)
         ADD(options->header_names[i], options->header_values[i]);
 #undef ADD

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 typedef enum { TEXT, WHOLE, NUMBER, FLAG, FILE_BYTES } Kind;
 
@@ -48,24 +49,18 @@ static double number(const char *name, const char *text) {
     return value;
 }
 
+bool options_has_header(const Options *options, const char *name) {
+    for (int i = 0; i < options->headers; i++)
+        if (strcasecmp(options->header_names[i], name) == 0) return true;
+    return false;
+}
+
 static void header(Options *options, char *text) {
     char *colon = strchr(text, ':');
     if (!colon || options->headers == 64) wrong("--header: expected KEY:VALUE, found %s", text);
     *colon = 0;
     options->header_names[options->headers] = text;
     options->header_values[options->headers++] = colon + 1 + strspn(colon + 1, " ");
-}
-
-/* What the client adds in front of a request for gRPC: no compression, the length. */
-static void frame_body(Options *options) {
-    size_t len = options->body_len;
-    uint8_t *framed = malloc(len + 5);
-    if (!framed) abort();
-    framed[0] = 0;
-    for (int i = 0; i < 4; i++) framed[1 + i] = (uint8_t)(len >> (24 - 8 * i));
-    if (len) memcpy(framed + 5, options->body, len);
-    options->body = framed;
-    options->body_len = len + 5;
 }
 
 void options_read(Options *options, int argc, char **argv) {
@@ -92,7 +87,7 @@ void options_read(Options *options, int argc, char **argv) {
          &options->opening, NULL},
         {"--path", "the request's path", TEXT, &options->path, NULL},
         {"--authority", "the request's host", TEXT, &options->authority, NULL},
-        {"--body", "file with the request; gRPC's five bytes are put before it", FILE_BYTES,
+        {"--body", "file with the request's body, as it is sent", FILE_BYTES,
          &options->body, &options->body_len},
         {"--warm-s", "seconds from ready to the window, at least", NUMBER, &options->warm_s, NULL},
         {"--seconds", "length of the window", NUMBER, &options->seconds, NULL},
@@ -173,5 +168,4 @@ void options_read(Options *options, int argc, char **argv) {
     if (options->connections > options->streams) options->connections = options->streams;
     if (options->protocol == SSE) options->connections = options->streams;
     if (options->stamps && options->text_len) wrong("--stamps and --text exclude each other");
-    if (options->protocol == GRPC) frame_body(options);
 }
