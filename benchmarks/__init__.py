@@ -1,1 +1,1 @@
-"""Benchmarks of the product and of what else does its job."""
+"""What the product costs beside others: one machine, one run, one client. See README.md."""

@@ -1,0 +1,81 @@
+"""One measurement: a load on a running server, and the CPU of every process meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cpu import CpuMeter, lives
+from benchmarks.load.client import Load, LoadClient, LoadError, require_clean
+from benchmarks.plan import BenchmarkFailed
+from benchmarks.servers import PacedLoad, Running
+
+CONNECTIONS = 8
+CLIENT = "client"
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What happened in a steady window.
+
+    report: the client's, see LoadClient.report.
+    cpu_s: role → CPU seconds in the window; "client" is the load client.
+    """
+
+    report: dict[str, Any]
+    cpu_s: dict[str, float]
+
+    def us_per_token(self, role: str) -> float | None:
+        """Return the CPU of a part in µs for each message received; None without that part."""
+        return self.cpu_s[role] / self.report["messages"] * 1e6 if role in self.cpu_s else None
+
+    def all_us_per_token(self) -> float:
+        """Return the same for all parts together, without the client."""
+        used = sum(cpu for role, cpu in self.cpu_s.items() if role != CLIENT)
+        return used / self.report["messages"] * 1e6
+
+    def pace(self, load: PacedLoad) -> float:
+        """Return the messages received as a share of the tokens that were due."""
+        return float(self.report["messages"] / (load.total_per_s * self.report["window_s"]))
+
+
+def measure(
+    running: Running, load: PacedLoad, *, warm_s: float, seconds: float, workdir: Path
+) -> Measurement:
+    """Open `load.streams` streams, let them settle for `warm_s`, and measure for `seconds`.
+
+    Every message is compared with what it must be: the token, at the offset that follows.
+    Raises BenchmarkFailed when the load cannot be run, or one answer was wrong or reset.
+    """
+    asked = Load(
+        connect=running.address,
+        protocol=running.protocol,
+        path=running.path,
+        body=running.body,
+        headers=running.headers,
+        connections=min(CONNECTIONS, load.streams),
+        streams=load.streams,
+        warm_s=warm_s,
+        seconds=seconds,
+        text=load.token,
+        offsets=running.protocol == "grpc",
+    )
+    try:
+        with LoadClient(asked, workdir) as client:
+            client.wait_ready()
+            meter = CpuMeter({**running.parts, CLIENT: client.pid})
+            client.begin()
+            meter.start()
+            client.wait_end()
+            cpu_s = meter.stop()
+            report = client.report()
+            require_clean(report)
+    except LoadError as exc:
+        ended = [f"{role} has ended" for role, pid in running.parts.items() if not lives(pid)]
+        raise BenchmarkFailed("; ".join([str(exc), *ended])) from exc
+    if not report["messages"]:
+        raise BenchmarkFailed(
+            f"no message arrived in {report['window_s']} s from {running.address}"
+        )
+    return Measurement(report, cpu_s)

@@ -1,0 +1,124 @@
+"""Real processes for a benchmark: started with a log, ended by their id, none left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from benchmarks.machine import ROOT
+from benchmarks.plan import BenchmarkFailed
+
+READY_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 10.0
+POLL_S = 0.005
+QUOTED_BYTES = 4000
+
+Ready = str | Callable[[], object]
+"""A line on stdout that begins so, or a condition that becomes true."""
+
+
+class Child:
+    """One process, in a session of its own: a Ctrl-C reaches the harness alone, which ends it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], name: str, out: Path, log: Path) -> None:
+        self._process = process
+        self.name = name
+        self.out = out
+        self.log = log
+        self.ready_line = ""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def said(self) -> str:
+        """Return the end of what it has written, for an error text."""
+        parts = [path.read_bytes()[-QUOTED_BYTES:] for path in (self.out, self.log)]
+        return b"".join(parts).decode("utf-8", "replace").strip()
+
+    def expect_alive(self) -> None:
+        if not self.alive:
+            raise BenchmarkFailed(
+                f"{self.name} ended with {self._process.returncode}:\n{self.said()}"
+            )
+
+    def wait_ready(self, ready: Ready, timeout_s: float) -> None:
+        """Raises BenchmarkFailed, quoting the process, if it ends or takes too long."""
+        deadline = time.monotonic() + timeout_s
+        while not self._is_ready(ready):
+            self.expect_alive()
+            if time.monotonic() > deadline:
+                raise BenchmarkFailed(f"{self.name} not ready in {timeout_s} s:\n{self.said()}")
+            time.sleep(POLL_S)
+
+    def _is_ready(self, ready: Ready) -> bool:
+        if callable(ready):
+            return bool(ready())
+        *lines, _ = self.out.read_text("utf-8", "replace").split("\n")
+        for line in lines:
+            if line.startswith(ready):
+                self.ready_line = line
+                return True
+        return False
+
+    def stop(self) -> None:
+        """SIGTERM; after a while SIGKILL, to whatever it started too."""
+        if self.alive:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_TIMEOUT_S)
+        # Its session is its own, so this group holds nothing but it and what it started.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def start(
+    stack: ExitStack,
+    argv: Sequence[str],
+    *,
+    name: str,
+    workdir: Path,
+    ready: Ready = "",
+    timeout_s: float = READY_TIMEOUT_S,
+    env: Mapping[str, str] | None = None,
+    cwd: Path = ROOT,
+) -> Child:
+    """Start a process that ends with `stack`, and wait until it is ready.
+
+    name: of its logs in `workdir`, name.out and name.log; unique there.
+    Raises BenchmarkFailed, quoting the process, if it ends or takes too long.
+    """
+    out, log = workdir / f"{name}.out", workdir / f"{name}.log"
+    with out.open("wb") as stdout, log.open("wb") as stderr:
+        process = subprocess.Popen(
+            [*_dies_with_us(), *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+            cwd=cwd,
+            start_new_session=True,
+        )
+    child = Child(process, name, out, log)
+    stack.callback(child.stop)
+    if ready:
+        child.wait_ready(ready, timeout_s)
+    return child
+
+
+def _dies_with_us() -> list[str]:
+    """Return a prefix that has the kernel end the child even when the harness is killed."""
+    found = shutil.which("setpriv")
+    return [found, "--pdeathsig", "KILL", "--"] if found else []

@@ -1,0 +1,44 @@
+"""All benchmarks. A module is imported when it is run, so that the others' needs stay theirs.
+
+A benchmark's module offers:
+
+    RUNS, QUICK_RUNS: int           rounds without --runs
+    COLUMNS: list[Column]           the table, see table.py
+    OPTIONS: list[click.Option]     may be absent: options of its own, they arrive in plan.extra
+    run(plan: Plan) -> Result       measures
+    draw(result: dict, path: Path)  makes the picture of a result, given as its JSON
+
+and its docstring is what `python -m benchmarks NAME --help` says.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from types import ModuleType
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """summary: one line. lasts: how long a full and a quick run take on 2 cores."""
+
+    name: str
+    summary: str
+    lasts: str
+    module: str
+
+    def load(self) -> ModuleType:
+        return importlib.import_module(self.module)
+
+
+BENCHMARKS: dict[str, Benchmark] = {
+    each.name: each
+    for each in (
+        Benchmark(
+            "paced",
+            "CPU per token of engine, sidecar and Envoy at N streams × R tokens/s",
+            "25 min, quick 40 s",
+            "benchmarks.paced",
+        ),
+    )
+}

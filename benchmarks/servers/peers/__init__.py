@@ -1,0 +1,9 @@
+"""Others that do the same job for a client, each in its best normal shape."""
+
+from __future__ import annotations
+
+from benchmarks.servers import Server
+from benchmarks.servers.peers.grpcaio import GrpcAio
+
+PEERS: tuple[Server, ...] = (GrpcAio(),)
+"""A peer is one line here; `paced` measures all of them."""
