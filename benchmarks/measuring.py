@@ -26,18 +26,22 @@ class Measurement:
     report: dict[str, Any]
     cpu_s: dict[str, float]
 
+    @property
+    def messages(self) -> int:
+        return int(self.report["messages"])
+
     def us_per_token(self, role: str) -> float | None:
         """Return the CPU of a part in µs for each message received; None without that part."""
-        return self.cpu_s[role] / self.report["messages"] * 1e6 if role in self.cpu_s else None
+        return self.cpu_s[role] / self.messages * 1e6 if role in self.cpu_s else None
 
     def all_us_per_token(self) -> float:
         """Return the same for all parts together, without the client."""
         used = sum(cpu for role, cpu in self.cpu_s.items() if role != CLIENT)
-        return used / self.report["messages"] * 1e6
+        return used / self.messages * 1e6
 
     def pace(self, load: PacedLoad) -> float:
         """Return the messages received as a share of the tokens that were due."""
-        return float(self.report["messages"] / (load.total_per_s * self.report["window_s"]))
+        return self.messages / (load.total_per_s * float(self.report["window_s"]))
 
 
 def measure(

@@ -70,8 +70,10 @@ class Running:
 class Server(Protocol):
     """name: as tables show it. shape: one sentence: how it is set up, and why that is normal."""
 
-    name: str
-    shape: str
+    @property
+    def name(self) -> str: ...
+    @property
+    def shape(self) -> str: ...
 
     def start(self, stack: ExitStack, load: PacedLoad, workdir: Path) -> Running:
         """Start it; it ends with `stack`.

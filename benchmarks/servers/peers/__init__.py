@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.servers import Server
+from benchmarks.servers.peers.cpp import CppGrpc
 from benchmarks.servers.peers.grpcaio import GrpcAio
 
-PEERS: tuple[Server, ...] = (GrpcAio(),)
+PEERS: tuple[Server, ...] = (GrpcAio(), CppGrpc())
 """A peer is one line here; `paced` measures all of them."""
