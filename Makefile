@@ -2,21 +2,25 @@
 # make test    everything that must hold: checks, unit, conformance and packaging tests
 # make check   the quick half: ruff, mypy, layers
 # make proto   regenerate the stubs with the floor of the declared ranges
+# make bench   measure the product beside others: an hour, results in bench-results
 # make clean   remove the environments
 #
 # PYTHON=python3.13 make test      choose the interpreter; otherwise the first that fits
 # TESTS="tests/shm -k torn"        choose tests; otherwise all
+# make bench BENCH="paced --quick" choose what to measure; BENCH=list names all
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test check proto clean tools
+.PHONY: help demo test check proto bench clean tools bench-tools
 
 VENV := .venv
 BIN := $(VENV)/bin
 TESTS ?=
 # Arguments for `rrpa demo`: make demo DEMO="--prompt 'Why is the sky blue?' --stay"
 DEMO ?=
+# Arguments for `python -m benchmarks`: make bench BENCH="all --quick --to elsewhere"
+BENCH ?= all
 
 # A Python that is new enough and can make environments (Debian splits ensurepip off).
 FITS := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
@@ -68,10 +72,29 @@ tools:
 	      apt-get install -y -qq --no-install-recommends $$missing >/dev/null; } \
 	    || echo "not installed, the tests go on without: $$missing" >&2; fi
 
+bench: $(VENV)/.installed-bench bench-tools
+	@$(BIN)/python -m benchmarks $(BENCH)
+
+# The load client needs the first three, the C++ peer all; `pkg-config` is asked, not dpkg, since
+# other systems have the same under other names.
+bench-tools:
+	@missing=""; command -v cc >/dev/null || missing="gcc libc6-dev"; \
+	command -v pkg-config >/dev/null || missing="$$missing pkg-config"; \
+	pkg-config --exists libnghttp2 2>/dev/null || missing="$$missing libnghttp2-dev"; \
+	command -v g++ >/dev/null || missing="$$missing g++"; \
+	pkg-config --exists grpc++ 2>/dev/null || missing="$$missing libgrpc++-dev"; \
+	pkg-config --exists protobuf 2>/dev/null || missing="$$missing libprotobuf-dev"; \
+	command -v grpc_cpp_plugin >/dev/null || missing="$$missing protobuf-compiler-grpc"; \
+	if [ -n "$$missing" ]; then \
+	  echo "install: $$missing (Debian)"; \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+	      apt-get install -y -qq --no-install-recommends $$missing >/dev/null; } \
+	    || echo "not installed, what needs them is left out: $$missing" >&2; fi
+
 proto: $(VENV)/.installed-test
 	@$(BIN)/python -m tests.packaging.environments floor-tools .venv-floor
 	@.venv-floor/bin/python proto/generate.py
 	@git --no-pager diff --stat -- src/rrpa_sidecar/pb || true
 
 clean:
-	rm -rf $(VENV) .venv-floor build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-floor benchmarks/.build build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

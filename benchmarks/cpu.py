@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+ELSEWHERE = "elsewhere"
 _REAPED_FIELDS = (13, 14)  # cutime and cstime, counted from the state, which is field 0
 
 
@@ -94,10 +95,21 @@ def tree_memory_bytes(pid: int) -> dict[str, int]:
     return found
 
 
+def machine_cpu_s() -> float:
+    """Return the CPU seconds that all cores together were not idle since boot.
+
+    Time that the hypervisor gave to other guests counts: it was not ours either.
+    """
+    used = psutil.cpu_times()
+    return float(sum(used) - used.idle - used.iowait - used.guest - used.guest_nice)
+
+
 class CpuMeter:
     """CPU seconds that each part uses between `start` and `stop`.
 
-    parts: role → pid of the top of its process tree.
+    parts: role → pid of the top of its process tree. "elsewhere" is what the whole machine used
+    beyond them: the harness itself, the kernel, and whatever else runs there, which makes
+    figures worse.
     """
 
     def __init__(self, parts: dict[str, int]) -> None:
@@ -110,7 +122,10 @@ class CpuMeter:
     def stop(self) -> dict[str, float]:
         """Return role → CPU seconds since `start`."""
         now = self._now()
-        return {role: now[role] - before for role, before in self._before.items()}
+        used = {role: now[role] - before for role, before in self._before.items()}
+        machine = used.pop(ELSEWHERE)
+        return {**used, ELSEWHERE: max(0.0, machine - sum(used.values()))}
 
     def _now(self) -> dict[str, float]:
-        return {role: tree_cpu_s(pid) for role, pid in self._parts.items()}
+        parts = {role: tree_cpu_s(pid) for role, pid in self._parts.items()}
+        return {**parts, ELSEWHERE: machine_cpu_s()}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cpu import CpuMeter, lives
+from benchmarks.cpu import ELSEWHERE, CpuMeter, lives, tree_memory_bytes
 from benchmarks.load.client import Load, LoadClient, LoadError, require_clean
 from benchmarks.plan import BenchmarkFailed
 from benchmarks.servers import PacedLoad, Running
@@ -20,11 +20,14 @@ class Measurement:
     """What happened in a steady window.
 
     report: the client's, see LoadClient.report.
-    cpu_s: role → CPU seconds in the window; "client" is the load client.
+    cpu_s: role → CPU seconds in the window; "client" is the load client, "elsewhere" is what
+      the machine did besides.
+    rss_bytes: role → resident memory at its end, with all streams open.
     """
 
     report: dict[str, Any]
     cpu_s: dict[str, float]
+    rss_bytes: dict[str, int]
 
     @property
     def messages(self) -> int:
@@ -35,13 +38,24 @@ class Measurement:
         return self.cpu_s[role] / self.messages * 1e6 if role in self.cpu_s else None
 
     def all_us_per_token(self) -> float:
-        """Return the same for all parts together, without the client."""
-        used = sum(cpu for role, cpu in self.cpu_s.items() if role != CLIENT)
+        """Return the same for all parts of the server together."""
+        used = sum(cpu for role, cpu in self.cpu_s.items() if role not in (CLIENT, ELSEWHERE))
         return used / self.messages * 1e6
+
+    def cores(self, role: str) -> float:
+        """Return how many cores a part kept busy."""
+        return self.cpu_s[role] / float(self.report["window_s"])
 
     def pace(self, load: PacedLoad) -> float:
         """Return the messages received as a share of the tokens that were due."""
-        return self.messages / (load.total_per_s * float(self.report["window_s"]))
+        return self.messages / self._due(load)
+
+    def delivered(self, load: PacedLoad) -> float:
+        """Return the tokens received as a share of those due; a message may carry several."""
+        return int(self.report["bytes"]) / len(load.token) / self._due(load)
+
+    def _due(self, load: PacedLoad) -> float:
+        return load.total_per_s * float(self.report["window_s"])
 
 
 def measure(
@@ -73,6 +87,7 @@ def measure(
             meter.start()
             client.wait_end()
             cpu_s = meter.stop()
+            rss = {role: tree_memory_bytes(pid)["rss"] for role, pid in running.parts.items()}
             report = client.report()
             require_clean(report)
     except LoadError as exc:
@@ -82,4 +97,4 @@ def measure(
         raise BenchmarkFailed(
             f"no message arrived in {report['window_s']} s from {running.address}"
         )
-    return Measurement(report, cpu_s)
+    return Measurement(report, cpu_s, rss)

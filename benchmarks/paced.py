@@ -5,9 +5,11 @@ read from the kernel and divided by the messages that the client received in tha
 is not measured. Servers of gRPC are called through the same Envoy; those of SSE directly.
 
 In each round every server is measured once, one after the other, with the same client, so that
-product and peers meet the same machine. A server that delivers less than 97 % of the tokens that
-are due does not carry that load: it is measured with half as many streams, or a quarter, and
-the product is measured there too, so that ratios compare equal loads.
+product and peers meet the same machine. A server from which less than 97 % of the due messages
+come does not carry that load: it is measured with half as many streams too, or a quarter …,
+beside the product at the same. A server that is behind has much to send at once and is cheaper
+per token than one that keeps up; of its two ratios the one that is worse for the product is
+quoted.
 
 The product's tokens come from an engine in another process, whose CPU is a column of its own; a
 peer's tokens lie in its own memory and cost it next to nothing. "all" is every process but the
@@ -24,8 +26,9 @@ from typing import Any
 
 import click
 
+from benchmarks.cpu import ELSEWHERE
 from benchmarks.machine import machine
-from benchmarks.measuring import Measurement, measure
+from benchmarks.measuring import CLIENT, CONNECTIONS, Measurement, measure
 from benchmarks.picture import Dot, dots
 from benchmarks.plan import BenchmarkFailed, CannotRun, Plan
 from benchmarks.result import Result
@@ -49,7 +52,10 @@ LOADS: dict[str, tuple[int, float]] = {
 }
 CARRIED = 0.97
 """Share of the due tokens that must arrive for a load to count as carried."""
-LEAST_STREAMS = 8
+LEAST_STREAMS = 4
+QUIET_CORES = 0.15
+"""What a quiet machine uses beside the parts that are measured."""
+MIB = 1024 * 1024
 
 PRODUCT = "rrpa batched"
 _ALL: tuple[Server, ...] = (Product("batched"), Product("grpcio"), *PEERS)
@@ -65,8 +71,9 @@ COLUMNS = [
     Column("Envoy", "envoy_us"),
     Column("all", "all_us"),
     Column("product's all is", show=lambda row: _ratio(row, "all_ratio")),
-    Column("share of a core", show=lambda row: f"{row['server_core_share']:.0%}"),
-    Column("RSS, MiB", "server_rss_mib"),
+    Column("of a core", show=lambda row: f"{row['server_cores']['median']:.0%}"),
+    Column("RSS, MiB", show=lambda row: f"{row['server_rss_mib']['median']:.0f}"),
+    Column("other work", show=lambda row: f"{row['elsewhere_cores']['median']:.0%}"),
     Column("pace", show=lambda row: f"{row['pace']['median']:.1%}"),
 ]
 
@@ -90,14 +97,26 @@ OPTIONS = [
 class Entry:
     """One server at one load, measured once in each round.
 
-    asked, load: what was to be carried, and what is.
+    asked, load: what was to be carried, and what is; they differ in streams alone.
     """
 
     server: Server
+    running: Running
     asked: PacedLoad
     load: PacedLoad
-    running: Running
     found: list[Measurement] = field(default_factory=list)
+
+    @property
+    def is_product(self) -> bool:
+        return self.server.name == PRODUCT
+
+    @property
+    def carried(self) -> bool:
+        return bool(self.found) and self.found[0].pace(self.load) >= CARRIED
+
+    def halved(self) -> Entry:
+        load = dataclasses.replace(self.load, streams=self.load.streams // 2)
+        return Entry(self.server, self.running, self.asked, load)
 
     def us(self, role: str) -> list[float]:
         values = (each.us_per_token(role) for each in self.found)
@@ -108,26 +127,31 @@ class Entry:
 
 
 def run(plan: Plan) -> Result:
-    """Measure."""
+    """Measure every load, and quote the first."""
     names = list(plan.extra.get("loads") or ([*LOADS][:1] if plan.quick else LOADS))
-    result = Result(
-        "paced",
-        machine(),
-        {
-            "streams × tokens/s": ", ".join(names),
-            "token": f"{len(TOKEN)} bytes, ASCII",
-            "window": f"{_seconds(plan)[1]:g} s",
-            "rounds": plan.runs,
-            "quick": plan.quick,
-        },
-    )
-    result.load["shapes"] = {}
+    about = {
+        "streams × tokens/s": ", ".join(names),
+        "token": f"{len(TOKEN)} bytes of ASCII",
+        "window_s": _seconds(plan)[1],
+        "rounds": plan.runs,
+        "connections": CONNECTIONS,
+        "quick": plan.quick,
+        "shapes": {},
+    }
+    result = Result("paced", machine(), about)
     for name in names:
         streams, rate = LOADS[name]
+        load = PacedLoad(streams, rate, seconds=sum(_seconds(plan)))
         with ExitStack() as stack:
-            load = PacedLoad(streams, rate, seconds=sum(_seconds(plan)))
-            entries = _one_load(plan, stack, load, result)
-            _report(entries, result, headline=name == names[0])
+            entries = _started(plan, stack, load, result)
+            _rounds(plan, entries)
+        _report(entries, result, headline=name == names[0])
+    busiest = max(row["elsewhere_cores"]["median"] for row in result.results)
+    if busiest > QUIET_CORES:
+        result.notes.append(
+            f"the machine was not quiet: up to {busiest:.1f} cores were busy with something else,"
+            " so these figures are worth little"
+        )
     return result
 
 
@@ -136,93 +160,86 @@ def _seconds(plan: Plan) -> tuple[float, float]:
     return (QUICK_WARM_S, QUICK_WINDOW_S) if plan.quick else (WARM_S, WINDOW_S)
 
 
-def _chosen(plan: Plan) -> list[Server]:
-    wanted = plan.extra.get("servers") or (QUICK if plan.quick else SERVERS)
-    return [SERVERS[name] for name in dict.fromkeys([PRODUCT, *wanted])]
-
-
-def _one_load(plan: Plan, stack: ExitStack, load: PacedLoad, result: Result) -> list[Entry]:
-    """Start all servers, measure in rounds, and return what was found."""
+def _started(plan: Plan, stack: ExitStack, load: PacedLoad, result: Result) -> list[Entry]:
+    """Start all servers that can be; the others become notes."""
     entries: list[Entry] = []
-    for server in _chosen(plan):
-        workdir = plan.workdir / f"{load.streams}-{len(entries)}"
+    wanted = plan.extra.get("servers") or (QUICK if plan.quick else SERVERS)
+    for name in dict.fromkeys([PRODUCT, *wanted]):
+        server = SERVERS[name]
+        workdir = plan.workdir / f"{load.name}-{len(entries)}"
         workdir.mkdir()
-        plan.say(f"{load.name}: starting {server.name}")
+        plan.say(f"{load.name}: starting {name}")
         try:
             running = server.start(stack, load, workdir)
             if running.protocol == "grpc":
                 running = in_front(stack, running, load, workdir)
         except CannotRun as exc:
-            plan.say(f"{server.name} is left out: {exc}")
-            result.notes.append(f"{server.name} was left out: {exc}")
+            plan.say(f"{name} is left out: {exc}")
+            result.notes.append(f"{name} was left out at {load.name}: {exc}")
             continue
-        result.load["shapes"][server.name] = server.shape
-        entries.append(Entry(server, load, load, running))
-    for number in range(plan.runs):
-        for entry in list(entries):
-            plan.say(f"{load.name}: round {number + 1} of {plan.runs}, {entry.server.name}")
-            if number == 0:
-                _first(plan, entry)
-                _beside(plan, entry, entries)
-            else:
-                entry.found.append(_measure(plan, entry))
+        result.load["shapes"][name] = server.shape
+        entries.append(Entry(server, running, load, load))
     return entries
 
 
-def _measure(plan: Plan, entry: Entry) -> Measurement:
+def _rounds(plan: Plan, entries: list[Entry]) -> None:
+    """Measure every entry once in each round; the first round adds what is not carried."""
+    for entry in list(entries):
+        _measure(plan, entry, 1)
+        if not entry.carried:
+            _add_carried(plan, entry, entries)
+    for number in range(2, plan.runs + 1):
+        for entry in entries:
+            _measure(plan, entry, number)
+
+
+def _measure(plan: Plan, entry: Entry, number: int) -> None:
+    plan.say(f"{entry.load.name}: round {number} of {plan.runs}, {entry.server.name}")
     warm_s, seconds = _seconds(plan)
     try:
-        return measure(
+        found = measure(
             entry.running, entry.load, warm_s=warm_s, seconds=seconds, workdir=plan.workdir
         )
     except BenchmarkFailed as exc:
         raise BenchmarkFailed(f"{entry.server.name} at {entry.load.name}: {exc}") from exc
+    entry.found.append(found)
 
 
-def _first(plan: Plan, entry: Entry) -> None:
-    """Measure at the load, or the largest half, quarter … of it that the server carries."""
-    while True:
-        found = _measure(plan, entry)
-        if found.pace(entry.load) >= CARRIED:
-            entry.found.append(found)
-            return
-        plan.say(
-            f"{entry.server.name} does not carry {entry.load.name}: {found.pace(entry.load):.0%}"
-        )
-        streams = entry.load.streams // 2
-        if streams < LEAST_STREAMS:
+def _add_carried(plan: Plan, entry: Entry, entries: list[Entry]) -> None:
+    """Add the same server at the largest half of its load that it carries, and the product."""
+    lower = entry
+    while not lower.carried:
+        plan.say(f"{lower.server.name} does not carry {lower.load.name}, it is tried with half")
+        lower = lower.halved()
+        if lower.load.streams < LEAST_STREAMS:
             raise BenchmarkFailed(
-                f"{entry.server.name} does not carry even {entry.load.name};"
-                f" {found.pace(entry.load):.0%} of the tokens arrived"
+                f"{entry.server.name} carries no load: of {LEAST_STREAMS} streams it is behind"
             )
-        entry.load = dataclasses.replace(entry.load, streams=streams)
-
-
-def _beside(plan: Plan, entry: Entry, entries: list[Entry]) -> None:
-    """See that the product is measured at the load that `entry` carries."""
-    product = entries[0]
-    if any(each.server is product.server and each.load == entry.load for each in entries):
-        return
-    lower = Entry(product.server, entry.asked, entry.load, product.running)
-    lower.found.append(_measure(plan, lower))
+        _measure(plan, lower, 1)
     entries.append(lower)
+    if not any(each.is_product and each.load == lower.load for each in entries):
+        product = Entry(entries[0].server, entries[0].running, entry.asked, lower.load)
+        _measure(plan, product, 1)
+        entries.append(product)
 
 
 def _report(entries: list[Entry], result: Result, *, headline: bool) -> None:
     """Add a row for each entry, and the ratios if this load is the one that is quoted."""
-    ours = {each.load: each for each in entries if each.server.name == PRODUCT}
-    for entry in entries:
+    product_at = {each.load: each for each in entries if each.is_product}
+    for entry in sorted(entries, key=lambda each: -each.load.streams):
         row = _row(entry)
-        if entry.server.name != PRODUCT:
-            product = ours[entry.load]
+        if not entry.is_product:
+            product = product_at[entry.load]
             row["ratio"] = ratios(product.us("server"), entry.us("server"))
             row["all_ratio"] = ratios(product.all_us(), entry.all_us())
-            if headline and entry.server in PEERS:
-                result.ratios[entry.server.name] = row["ratio"]["median"]
-        if entry.load != entry.asked and entry.server.name != PRODUCT:
+        if headline and entry.server in PEERS:
+            name = entry.server.name
+            # The worse for the product, if there are two.
+            result.ratios[name] = max(row["ratio"]["median"], result.ratios.get(name, 0))
+        if not entry.carried:
             result.notes.append(
-                f"{entry.server.name} did not carry {entry.asked.name}: {entry.load.name} is"
-                " the most it did, and its ratio is to the product at the same load"
+                f"{entry.server.name} did not carry {entry.load.name}:"
+                f" {row['pace']['median']:.0%} of the due messages came"
             )
         result.results.append(row)
 
@@ -235,12 +252,16 @@ def _row(entry: Entry) -> Row:
         "load_asked": entry.asked.name,
         "streams": entry.load.streams,
         "tokens_per_s": entry.load.tokens_per_s,
+        "carried": entry.carried,
     }
-    for role in sorted({*entry.running.parts, "client"}):
+    for role in sorted({*entry.running.parts, CLIENT}):
         row[f"{role}_us"] = spread(entry.us(role))
     row["all_us"] = spread(entry.all_us())
     row["pace"] = spread([each.pace(entry.load) for each in entry.found])
-    row["server_core_share"] = row["server_us"]["median"] * entry.load.total_per_s / 1e6
+    row["delivered"] = spread([each.delivered(entry.load) for each in entry.found])
+    row["server_cores"] = spread([each.cores("server") for each in entry.found])
+    row["elsewhere_cores"] = spread([each.cores(ELSEWHERE) for each in entry.found])
+    row["server_rss_mib"] = spread([each.rss_bytes["server"] / MIB for each in entry.found])
     return row
 
 
@@ -253,21 +274,22 @@ def _ratio(row: Row, key: str) -> str:
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
-    """Draw the first load's servers, the cheapest at the top."""
-    first = document["results"][0]["load_asked"]
-    rows = [each for each in document["results"] if each["load_asked"] == first]
-    seen: dict[str, Row] = {}
-    for row in rows:
-        seen.setdefault(row["server"], row)
-    shown = sorted(seen.values(), key=lambda row: row["server_us"]["median"])
+    """Draw the servers at the first load, the cheapest at the top."""
+    asked = document["results"][0]["load_asked"]
+    rows = [row for row in document["results"] if row["load_asked"] == asked]
+    # One that does not carry it is shown where it does; the product beside it is not repeated.
+    shown = [row for row in rows if row["load"] == asked or not row["ours"]]
+    shown.sort(key=lambda row: row["server_us"]["median"])
     dots(
         path,
-        title=f"CPU per token of the server process, {first} tokens/s",
-        unit="µs of CPU per token, logarithmic",
+        title=f"CPU per token of the server's process: {rows[0]['streams']} streams,"
+        f" {rows[0]['tokens_per_s']:g} tokens/s each",
+        unit="µs of CPU per token, logarithmic scale",
         shown=[Dot(_label(row), row["server_us"], ours=row["ours"]) for row in shown],
     )
 
 
 def _label(row: Row) -> str:
-    reduced = "" if row["load"] == row["load_asked"] else f" (at {row['load']})"
-    return f"{row['server']}{reduced}"
+    if row["load"] != row["load_asked"]:
+        return f"{row['server']}, {row['load']}"
+    return row["server"] if row["carried"] else f"{row['server']}, behind"

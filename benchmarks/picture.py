@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.spread import text
+from benchmarks.spread import short, text
 
 INK = "#767676"
 OURS = "#d9480f"
@@ -59,7 +59,7 @@ def dots(path: Path, *, title: str, unit: str, shown: Sequence[Dot], log: bool =
     axes.set_yticks(range(len(shown)), [dot.label for dot in shown])
     axes.invert_yaxis()
     if log:
-        axes.set_xscale("log")
+        _log_scale(axes)
         low, high = (edge(dot.value["median"] for dot in shown) for edge in (min, max))
         # Room for the text beside the largest.
         axes.set_xlim(low / 1.6, high * (high / low) ** 0.45 * 1.6)
@@ -97,7 +97,7 @@ def lines(
             annotation_clip=False,
         )
     if log_x:
-        axes.set_xscale("log")
+        _log_scale(axes)
     if log_y:
         axes.set_yscale("log")
     else:
@@ -106,6 +106,16 @@ def lines(
     axes.set_ylabel(y_label)
     axes.grid(color=INK, alpha=0.25, linewidth=0.6)
     _save(figure, path)
+
+
+def _log_scale(axes: Any) -> None:
+    """Make x logarithmic, with ticks at 1, 2, 5, 10 … written as plain numbers."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(lambda value, _: short(value))
 
 
 def _figure(title: str, *, height_in: float) -> tuple[Any, Any]:
