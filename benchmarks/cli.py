@@ -16,6 +16,7 @@ import click
 
 from benchmarks import table
 from benchmarks.plan import BenchmarkFailed, Plan
+from benchmarks.processes import private_prefix
 from benchmarks.registry import BENCHMARKS, Benchmark
 from benchmarks.result import load, save
 
@@ -150,7 +151,8 @@ def _measure(
     rounds = runs or (module.QUICK_RUNS if quick else module.RUNS)
     with ExitStack() as stack:
         # Sockets lie in it, and their paths end at 107 bytes.
-        workdir = stack.enter_context(tempfile.TemporaryDirectory(prefix="rrpa-bench-", dir="/tmp"))
+        private = tempfile.TemporaryDirectory(prefix=private_prefix(), dir="/tmp")
+        workdir = stack.enter_context(private)
         result = module.run(Plan(quick, rounds, Path(workdir), stack, _say, extra))
     document = json.loads(json.dumps(result.document()))
     table.show(document, module.COLUMNS, table.console())

@@ -85,6 +85,11 @@ OPTIONS = [
         help="STREAMSxTOKENS/S; may be repeated.  [default: all, with --quick 512x100]",
     ),
     click.Option(
+        ["--window", "window_s"],
+        type=click.FloatRange(min=0.1),
+        help=f"Seconds to measure.  [default: {WINDOW_S:g}, with --quick {QUICK_WINDOW_S:g}]",
+    ),
+    click.Option(
         ["--server", "servers"],
         multiple=True,
         type=click.Choice(list(SERVERS)),
@@ -157,7 +162,8 @@ def run(plan: Plan) -> Result:
 
 def _seconds(plan: Plan) -> tuple[float, float]:
     """Return how long to settle, and how long to measure."""
-    return (QUICK_WARM_S, QUICK_WINDOW_S) if plan.quick else (WARM_S, WINDOW_S)
+    warm_s, seconds = (QUICK_WARM_S, QUICK_WINDOW_S) if plan.quick else (WARM_S, WINDOW_S)
+    return warm_s, plan.extra.get("window_s") or seconds
 
 
 def _started(plan: Plan, stack: ExitStack, load: PacedLoad, result: Result) -> list[Entry]:
@@ -166,7 +172,7 @@ def _started(plan: Plan, stack: ExitStack, load: PacedLoad, result: Result) -> l
     wanted = plan.extra.get("servers") or (QUICK if plan.quick else SERVERS)
     for name in dict.fromkeys([PRODUCT, *wanted]):
         server = SERVERS[name]
-        workdir = plan.workdir / f"{load.name}-{len(entries)}"
+        workdir = plan.workdir / f"{load.streams}x{load.tokens_per_s:g}-{len(entries)}"
         workdir.mkdir()
         plan.say(f"{load.name}: starting {name}")
         try:

@@ -57,7 +57,7 @@ def dots(path: Path, *, title: str, unit: str, shown: Sequence[Dot], log: bool =
             color=INK,
         )
     axes.set_yticks(range(len(shown)), [dot.label for dot in shown])
-    axes.invert_yaxis()
+    axes.set_ylim(len(shown) - 0.5, -0.5)
     if log:
         _log_scale(axes)
         low, high = (edge(dot.value["median"] for dot in shown) for edge in (min, max))

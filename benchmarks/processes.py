@@ -118,6 +118,11 @@ def start(
     return child
 
 
+def private_prefix() -> str:
+    """Return how the names of this run's own directories begin, in /tmp and /dev/shm."""
+    return f"rrpa-bench-{os.getpid()}-"
+
+
 def _dies_with_us() -> list[str]:
     """Return a prefix that has the kernel end the child even when the harness is killed."""
     found = shutil.which("setpriv")

@@ -83,6 +83,9 @@ RESTRICTED: dict[str, set[str]] = {
     "rich": {"cli"},
     "subprocess": {"cli", "edge"},
     "multiprocessing": set(),
+    # What measures the product is no part of it.
+    "benchmarks": set(),
+    "matplotlib": set(),
 }
 # Distributions with several modules: the others count as the first.
 UNDER = {"h2": ("hpack", "hyperframe")}
@@ -211,6 +214,7 @@ def test_every_module_belongs_to_a_layer_of_the_table() -> None:
         ("rrpa_sidecar.frontend.batched.server", "from rrpa_sidecar.frontend.grpcio import server"),
         ("rrpa_sidecar.frontend.grpcio.server", "import h2.connection"),
         ("rrpa_sidecar.engine.job", "from rrpa_sidecar.engine.replay.script import Script"),
+        ("rrpa_sidecar.cli.demo", "from benchmarks.processes import start"),
         ("rrpa_sidecar.engine.replay.engine", "from rrpa_sidecar.engine import llamacpp"),
     ],
 )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.processes import start
+from benchmarks.processes import private_prefix, start
 from benchmarks.servers import MODEL, PacedLoad, Running, grpc_running
 
 STREAM_BYTES = 256 * 1024
@@ -25,9 +25,13 @@ def rrpa(*argv: str) -> list[str]:
 
 
 def flags(settings: dict[str, Any]) -> list[str]:
-    """Return {"shm_bytes": 5} as --shm-bytes 5."""
-    pairs = ((f"--{name.replace('_', '-')}", str(value)) for name, value in settings.items())
-    return [word for pair in pairs for word in pair]
+    """Return {"shm_bytes": 5, "stamp": True} as --shm-bytes 5 --stamp."""
+    words = []
+    for name, value in settings.items():
+        words.append(f"--{name.replace('_', '-')}")
+        if value is not True:
+            words.append(str(value))
+    return words
 
 
 @dataclass(slots=True)
@@ -51,7 +55,7 @@ class Product:
     )
 
     def start(self, stack: ExitStack, load: PacedLoad, workdir: Path) -> Running:
-        shm = tempfile.mkdtemp(prefix="rrpa-bench-", dir="/dev/shm")
+        shm = tempfile.mkdtemp(prefix=private_prefix(), dir="/dev/shm")
         stack.callback(shutil.rmtree, shm, ignore_errors=True)
         engine_socket, envoy_socket = workdir / "engine.sock", workdir / "envoy.sock"
         room = load.streams * STREAMS_ROOM

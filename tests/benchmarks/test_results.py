@@ -1,0 +1,163 @@
+"""Figures, their JSON, their table and their picture: what is pure."""
+
+from __future__ import annotations
+
+import copy
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from benchmarks import paced, table
+from benchmarks.machine import machine
+from benchmarks.result import Result, faults, load, save
+from benchmarks.spread import ratios, short, spread, text
+from benchmarks.table import ratio_sentence
+
+MEASURED = st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=9)
+
+
+@given(MEASURED)
+def test_a_median_lies_between_the_least_and_the_largest_run(values: list[float]) -> None:
+    found = spread(values)
+    assert found["min"] <= found["median"] <= found["max"]
+    assert len(found["runs"]) == len(values)
+    assert not faults(document(server_us=found))
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    # The machine was twice as slow in the second round, for both.
+    assert ratios([2, 4, 2], [8, 16, 8]) == {
+        "median": 0.25,
+        "min": 0.25,
+        "max": 0.25,
+        "runs": [0.25, 0.25, 0.25],
+    }
+    with pytest.raises(ValueError, match="argument"):
+        ratios([1, 2], [1])
+    with pytest.raises(ValueError, match="no value"):
+        spread([])
+
+
+def test_a_figure_shows_three_digits_and_its_runs() -> None:
+    assert text(spread([2.4123, 2.4, 2.6789]), "µs") == "2.41 µs (2.4–2.68)"
+    assert text(spread([427.2])) == "427"
+    assert [short(value) for value in (0, 0.01234, 12.34, 1234.5)] == [
+        "0",
+        "0.0123",
+        "12.3",
+        "1230",
+    ]
+
+
+def test_the_sentence_about_a_peer_says_who_is_cheaper() -> None:
+    assert ratio_sentence("peer", 0.125) == "peer: product costs 1/8.0 (0.125)"
+    assert "peer is cheaper" in ratio_sentence("peer", 1.5)
+
+
+def document(**row: Any) -> dict[str, Any]:
+    return {
+        "name": "paced",
+        "machine": {},
+        "load": {},
+        "results": [{"server": "peer", **row}],
+        "ratios": {"peer": 0.5},
+        "notes": [],
+    }
+
+
+def test_a_result_survives_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "result.json"
+    save(document(server_us=spread([1, 2])), file)
+    assert load(file) == document(server_us=spread([1, 2]))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"ratios": {"peer": 0}}, "above 0"),
+        ({"ratios": {"peer": "0.5"}}, "above 0"),
+        ({"results": []}, "at least one row"),
+        ({"results": [{"us": {"median": 3, "min": 1, "max": 2, "runs": [1, 2]}}]}, "between"),
+        ({"results": [{"us": {"median": 1, "runs": [1]}}]}, "expected ['max'"),
+        ({"machine": None}, "machine: expected dict"),
+    ],
+)
+def test_a_result_with_a_fault_is_neither_written_nor_read(
+    change: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    wrong = {**document(), **change}
+    assert said in "; ".join(faults(wrong))
+    with pytest.raises(ValueError, match="result of"):
+        Result(**wrong).document()
+    save(wrong, tmp_path / "wrong.json")
+    with pytest.raises(ValueError, match="no result"):
+        load(tmp_path / "wrong.json")
+
+
+def test_the_machine_says_what_others_need_to_repeat_a_figure() -> None:
+    found = machine()
+    assert found["cpu"]
+    assert found["cores"] >= 1
+    assert found["versions"]["grpcio"][0].isdigit()
+    json.dumps(found)
+
+
+def paced_document() -> dict[str, Any]:
+    """Two servers; the second is behind, and carries half."""
+    figures = {
+        key: spread([2.0, 2.5])
+        for key in ("server_us", "envoy_us", "all_us", "pace", "server_cores", "server_rss_mib")
+    }
+    row = {
+        **figures,
+        "elsewhere_cores": spread([0.0, 0.1]),
+        "server": "rrpa batched",
+        "ours": True,
+        "load": "512×100",
+        "load_asked": "512×100",
+        "streams": 512,
+        "tokens_per_s": 100.0,
+        "carried": True,
+    }
+    half = {"load": "256×100", "streams": 256}
+    peer = {"server": "[peer]", "ours": False, "ratio": spread([0.5]), "carried": False}
+    rows = [row, {**row, **peer}, {**row, **half}, {**row, **peer, **half, "carried": True}]
+    found = document()
+    return {**found, "machine": machine(), "results": [copy.deepcopy(each) for each in rows]}
+
+
+def test_a_table_in_a_pipe_is_plain_and_breaks_no_row(capsys: pytest.CaptureFixture[str]) -> None:
+    out = table.console()
+    assert not out.is_terminal
+    table.show(paced_document(), paced.COLUMNS, out)
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line.isprintable() for line in lines)
+    # A name in brackets is a name, and no markup of rich's.
+    (row,) = [line for line in lines if "[peer]" in line and "512×100" in line]
+    assert "1/2.0" in row
+    assert "2.25 (2–2.5)" in row
+
+
+def test_a_table_on_a_terminal_has_colours() -> None:
+    out = Console(force_terminal=True, width=200, color_system="standard")
+    with out.capture() as captured:
+        table.show(paced_document(), paced.COLUMNS, out)
+    assert "\x1b[" in captured.get()
+
+
+def test_the_picture_labels_each_server_and_paints_no_background(tmp_path: Path) -> None:
+    file = tmp_path / "paced.svg"
+    paced.draw(paced_document(), file)
+    root = ElementTree.parse(file).getroot()
+    texts = {text for element in root.iter() if (text := (element.text or "").strip())}
+    assert {"rrpa batched", "[peer], behind", "[peer], 256×100", "2.25 (2–2.5)"} <= texts
+    assert "fill: #ffffff" not in file.read_text()
+    first = file.read_bytes()
+    paced.draw(paced_document(), file)
+    assert file.read_bytes() == first, "the same figures gave another file"
