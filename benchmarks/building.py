@@ -31,19 +31,19 @@ def built(name: str, made_of: Iterable[bytes], build: Callable[[Path], Path]) ->
     return program
 
 
-def need(program: str, package: str) -> str:
-    """Return the path of a tool. Raises CannotRun, naming its Debian package."""
+def need(program: str, packages: str) -> str:
+    """Return the path of a tool. Raises CannotRun, naming the Debian packages it belongs to."""
     found = shutil.which(program)
     if found is None:
-        raise CannotRun(f"{program} is not installed; apt-get install {package}, or make bench")
+        raise CannotRun(f"{program} is not installed; apt-get install {packages}, or make bench")
     return found
 
 
-def output(argv: list[str], *, cwd: Path | None = None) -> str:
-    """Return what a tool prints. Raises CannotRun with its first words of complaint."""
-    done = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, check=False)
+def output(argv: list[str], packages: str) -> str:
+    """Return what a tool prints. Raises CannotRun with its complaint and what to install."""
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no words"]
         wrong = next((line for line in lines if "error" in line.lower()), lines[0])
-        raise CannotRun(f"{argv[0]} failed: {wrong.strip()}")
+        raise CannotRun(f"{argv[0]}: {wrong.strip()}; apt-get install {packages}, or make bench")
     return done.stdout

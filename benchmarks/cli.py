@@ -74,6 +74,9 @@ def all_(quick: bool, directory: Path) -> None:
         except BenchmarkFailed as exc:
             _say(f"{each.name} failed: {exc}")
             failed.append(each.name)
+        except Exception:  # noqa: BLE001 - a fault in one must not cost an hour of the others
+            traceback.print_exc()
+            failed.append(each.name)
     _say(f"results are in {directory}")
     if failed:
         _end(FAILED, f"failed: {', '.join(failed)}")

@@ -3,7 +3,9 @@
 A process's CPU clock (clock_getcpuclockid(3)) counts nanoseconds of run time of all its threads,
 those that have ended too. /proc/PID/stat counts the same in ticks of 10 ms, and
 /proc/PID/task/*/schedstat forgets threads that have ended. tests/benchmarks compares the meter
-with work of a known length, and README.md with `perf stat`.
+with work of a known length. To compare it with another instrument while something runs:
+
+    perf stat -e task-clock -p PID sleep 3 & python -m benchmarks.cpu PID 3
 
 What the kernel does in interrupts is charged to whoever runs then: on loopback TCP that is
 mostly the sender.
@@ -12,6 +14,7 @@ mostly the sender.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -129,3 +132,17 @@ class CpuMeter:
     def _now(self) -> dict[str, float]:
         parts = {role: tree_cpu_s(pid) for role, pid in self._parts.items()}
         return {**parts, ELSEWHERE: machine_cpu_s()}
+
+
+def main() -> None:
+    """Print how many cores a process and all below it kept busy for some seconds."""
+    pid, seconds = int(sys.argv[1]), float(sys.argv[2])
+    meter = CpuMeter({"process": pid})
+    meter.start()
+    time.sleep(seconds)
+    used = meter.stop()
+    print(", ".join(f"{role} {cpu / seconds:.4f}" for role, cpu in used.items()), "cores")
+
+
+if __name__ == "__main__":
+    main()

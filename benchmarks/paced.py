@@ -37,7 +37,7 @@ from benchmarks.servers import TOKEN, PacedLoad, Running, Server
 from benchmarks.servers.envoy import in_front
 from benchmarks.servers.peers import PEERS
 from benchmarks.servers.product import Product
-from benchmarks.spread import ratios, short, spread
+from benchmarks.spread import ratios, short, spread, text
 from benchmarks.table import Column, Row
 
 RUNS, QUICK_RUNS = 5, 2
@@ -63,12 +63,27 @@ _ALL: tuple[Server, ...] = (Product("batched"), Product("grpcio"), *PEERS)
 SERVERS = {each.name: each for each in _ALL}
 QUICK = ("rrpa batched", "grpc.aio", "C++ gRPC")
 
+
+def _source(row: Row) -> str:
+    """Show what the server's tokens come from, where that is another process."""
+    found = row.get("engine_us") or row.get("upstream_us")
+    return "–" if found is None else text(found)
+
+
+def _ratio(row: Row, key: str) -> str:
+    found = row.get(key)
+    if found is None:
+        return ""
+    middle = found["median"]
+    return f"1/{1 / middle:.1f}" if middle < 1 else f"{short(middle)}×"
+
+
 COLUMNS = [
     Column("load", "load", number=False),
     Column("server", "server", number=False),
     Column("sidecar or server, µs/token", "server_us"),
     Column("product is", show=lambda row: _ratio(row, "ratio")),
-    Column("engine", "engine_us"),
+    Column("engine or upstream", show=_source),
     Column("Envoy", "envoy_us"),
     Column("all", "all_us"),
     Column("product's all is", show=lambda row: _ratio(row, "all_ratio")),
@@ -272,14 +287,6 @@ def _row(entry: Entry) -> Row:
     row["elsewhere_cores"] = spread([each.cores(ELSEWHERE) for each in entry.found])
     row["server_rss_mib"] = spread([each.rss_bytes["server"] / MIB for each in entry.found])
     return row
-
-
-def _ratio(row: Row, key: str) -> str:
-    found = row.get(key)
-    if found is None:
-        return ""
-    middle = found["median"]
-    return f"1/{1 / middle:.1f}" if middle < 1 else f"{short(middle)}×"
 
 
 def draw(document: dict[str, Any], path: Path) -> None:

@@ -42,8 +42,9 @@ def program() -> Path:
     Raises CannotRun when a tool or library is missing, with what to install.
     """
     compiler = need("g++", PACKAGES)
-    flags = shlex.split(output([need("pkg-config", PACKAGES), "--cflags", "--libs", *LIBRARIES]))
-    versions = output(["pkg-config", "--modversion", *LIBRARIES])
+    config = need("pkg-config", PACKAGES)
+    flags = shlex.split(output([config, "--cflags", "--libs", *LIBRARIES], PACKAGES))
+    versions = output([config, "--modversion", *LIBRARIES], PACKAGES)
     sources = (SOURCE.read_bytes(), (ROOT / "proto" / PROTO).read_bytes())
     made_of = (*sources, " ".join((compiler, *FLAGS, *flags, versions)).encode())
     return built("cpp-grpc", made_of, lambda workdir: _build(workdir, compiler, flags))
@@ -56,18 +57,20 @@ def _build(workdir: Path, compiler: str, flags: list[str]) -> Path:
     (common,) = {Path(place).parent.parent for place in google.api.__path__}
     protos = ["google/api/annotations.proto", "google/api/http.proto", "google/api/httpbody.proto"]
     argv = [need("protoc", PACKAGES), f"-I{ROOT / 'proto'}", f"-I{common}", f"--cpp_out={workdir}"]
-    output([*argv, *protos, str(PROTO)])
+    output([*argv, *protos, str(PROTO)], PACKAGES)
     plugin = need("grpc_cpp_plugin", PACKAGES)
-    output([*argv, f"--grpc_out={workdir}", f"--plugin=protoc-gen-grpc={plugin}", str(PROTO)])
+    argv += [f"--grpc_out={workdir}", f"--plugin=protoc-gen-grpc={plugin}"]
+    output([*argv, str(PROTO)], PACKAGES)
     options = [flag for flag in flags if not flag.startswith("-l")]
 
     def compiled(source: Path) -> str:
         made = str(workdir / f"{source.name}.o")
-        output([compiler, *FLAGS, *options, f"-I{workdir}", "-c", str(source), "-o", made])
+        here = [f"-I{workdir}", "-c", str(source), "-o", made]
+        output([compiler, *FLAGS, *options, *here], PACKAGES)
         return made
 
     with ThreadPoolExecutor(JOBS) as pool:
         objects = list(pool.map(compiled, (SOURCE, *sorted(workdir.rglob("*.cc")))))
     made = workdir / "server"
-    output([compiler, *objects, "-o", str(made), *flags])
+    output([compiler, *objects, "-o", str(made), *flags], PACKAGES)
     return made
