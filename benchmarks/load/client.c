@@ -28,6 +28,7 @@
 #define SLOW_BURST_S 0.1
 #define EVENTS 256
 #define NEVER_NS INT64_MAX
+#define UNSET_NS (-1)
 
 Run run;
 
@@ -37,7 +38,8 @@ static Stream **idle;
 static int idle_count;
 static int epoll_fd, timer_fd;
 static int64_t started_ns, ready_ns, next_round_ns, next_request_ns, next_tick_ns;
-static int64_t window_from_ns, window_to_ns, window_end_ns, timer_ns;
+static int64_t window_from_ns, window_to_ns, window_end_ns;
+static int64_t timer_ns = UNSET_NS;
 static Counts counts_at_begin;
 static double cpu_at_begin_s, cpu_s;
 static char words[64];
@@ -123,6 +125,8 @@ static void drop(Connection *connection) {
 static void flush(Connection *connection) {
     while (!connection->closed) {
         if (http2() && !h2_fill(connection)) {
+            if (connection->open && !connection->broken)
+                fault(FAULT_PROTOCOL, NULL, "a frame that HTTP/2 does not allow");
             drop(connection);
             return;
         }
@@ -331,11 +335,20 @@ static void read_words(void) {
 
 /* Whether what the run waits for before it is ready has come. */
 static bool ready(void) {
-    if (run.options.asking == STREAMS) return run.had_first >= run.options.streams;
+    const Options *options = &run.options;
+    if (options->asking == STREAMS) {
+        if (run.had_first >= options->streams) return true;
+        bool no_more = !options->reopen && run.awaiting_first == 0 &&
+                       (int)run.counts.asked == options->streams;
+        if (no_more && !options->until_ended)
+            die("expected a first message on %d answers, %d ended without one", options->streams,
+                options->streams - run.had_first);
+        return no_more;
+    }
     return run.counts.ended >= 1 && (run.options.asking == RATE || run.open == 0);
 }
 
-static void step(void) {
+static void step_once(void) {
     int64_t now = now_ns();
     switch (run.phase) {
         case OPENING:
@@ -388,6 +401,14 @@ static void step(void) {
     }
 }
 
+static void step(void) {
+    Phase before;
+    do { /* what ends one phase may have ended the next already */
+        before = run.phase;
+        step_once();
+    } while (run.phase != before);
+}
+
 static int64_t earlier(int64_t one, int64_t other) { return one < other ? one : other; }
 
 /* Sets the timer to the next moment at which something is to be done. */
@@ -438,7 +459,7 @@ static void loop(void) {
             if (events[i].data.ptr == &timer_fd) {
                 uint64_t ticks;
                 if (read(timer_fd, &ticks, sizeof ticks) < 0 && errno != EAGAIN) abort();
-                timer_ns = 0;
+                timer_ns = UNSET_NS;
             } else if (events[i].data.ptr == &stdin_over) {
                 read_words();
             } else {

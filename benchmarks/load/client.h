@@ -125,7 +125,8 @@ void stream_ended(Stream *stream);
 /* What http1.c and http2.c do for client.c. */
 typedef struct Connection {
     int index, fd;
-    bool connected, closed, wants_out;
+    bool closed, wants_out;
+    bool broken; /* a fault of HTTP/2 on it was counted */
     int open;
     double allowance_bytes;
     uint8_t *out;

@@ -83,7 +83,8 @@ static int on_frame(nghttp2_session *session, const nghttp2_frame *frame, void *
 
 static int on_invalid_frame(nghttp2_session *session, const nghttp2_frame *frame, int error,
                             void *user) {
-    (void)session, (void)user;
+    (void)session;
+    ((Connection *)user)->broken = true;
     fault(FAULT_PROTOCOL, NULL, "frame of type %u on stream %d: %s", frame->hd.type,
           frame->hd.stream_id, nghttp2_strerror(error));
     return 0;
@@ -154,6 +155,7 @@ bool h2_read(Connection *connection, const uint8_t *data, size_t len) {
     nghttp2_session *session = connection->session;
     ssize_t taken = nghttp2_session_mem_recv(session, data, len);
     if (taken < 0) {
+        connection->broken = true;
         fault(FAULT_PROTOCOL, NULL, "%s", nghttp2_strerror((int)taken));
         return false;
     }

@@ -1,0 +1,55 @@
+"""The load client, compiled, and servers that answer it as a test says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.load.client import Load, build, run
+from tests.benchmarks.load.scripted import Answer, ScriptedServer, serve_http1, serve_http2
+
+QUICK = {"warm_s": 0.0, "seconds": 5.0, "ready_timeout_s": 5.0, "until_ended": True}
+"""A window that ends with the last answer; the seconds are only for a client that hangs."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def program() -> Path:
+    """The client. What is not installed skips; a fault in its source fails."""
+    try:
+        found = subprocess.run(
+            [os.environ.get("CC", "cc"), "-E", "-"],
+            input="#include <nghttp2/nghttp2.h>\n",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        pytest.skip("there is no C compiler: install gcc and libc6-dev")
+    if found.returncode:
+        pytest.skip("there is no nghttp2/nghttp2.h: install libnghttp2-dev")
+    return build()
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as opened:
+        yield opened
+
+
+@pytest.fixture
+def ask(short_dir: Path, stack: ExitStack) -> Callable[..., dict[str, Any]]:
+    """Return a function: the client's report of a load on a server that gives `answer`."""
+
+    def asked(answer: Answer, **options: Any) -> dict[str, Any]:
+        serve = serve_http1 if options.get("protocol") == "sse" else serve_http2
+        server = stack.enter_context(ScriptedServer(short_dir / "server", serve, answer))
+        load = Load(**{"connect": server.address, "body": b"\0" * 5, **QUICK, **options})
+        return run(load, short_dir)
+
+    return asked
