@@ -40,5 +40,17 @@ BENCHMARKS: dict[str, Benchmark] = {
             "30 min, quick 40 s",
             "benchmarks.paced",
         ),
+        Benchmark(
+            "latency",
+            "time from the engine's commit to the client's socket, p50 to p99.99",
+            "15 min, quick 1 min",
+            "benchmarks.latency",
+        ),
+        Benchmark(
+            "first-token",
+            "what is added to the engine's first token; calls that one core can open",
+            "4 min, quick 40 s",
+            "benchmarks.first_token",
+        ),
     )
 }

@@ -38,16 +38,18 @@ def flags(settings: dict[str, Any]) -> list[str]:
 class Product:
     """frontend: "batched" or "grpcio", what listens on the socket that Envoy uses.
 
+    tcp: callers come to the TCP port instead, where the same front end listens.
     serve, engine: further settings of `rrpa serve` and flags of `rrpa engine replay`.
     """
 
     frontend: str = "batched"
+    tcp: bool = False
     serve: dict[str, Any] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        return f"rrpa {self.frontend}"
+        return f"rrpa {self.frontend}{', TCP' if self.tcp else ''}"
 
     shape = (
         "rrpa serve with all features on; tokens come through shared memory from an engine in a"
@@ -65,6 +67,7 @@ class Product:
             "engine_socket": engine_socket,
             "envoy_socket": envoy_socket,
             "envoy_frontend": self.frontend,
+            "listen_frontend": self.frontend,
             "shm_dir": shm,
             "stream_bytes": STREAM_BYTES,
             "shm_bytes": room * STREAM_BYTES,
@@ -100,4 +103,10 @@ class Product:
             ready="rrpa engine ready",
         )
         parts = {"server": daemon.pid, "engine": engine.pid}
-        return grpc_running(f"unix:{envoy_socket}", parts, load)
+        address = _port(daemon.ready_line) if self.tcp else f"unix:{envoy_socket}"
+        return grpc_running(address, parts, load)
+
+
+def _port(ready_line: str) -> str:
+    """Return the first address of "rrpa ready grpc=127.0.0.1:4711,[::1]:4711 engines=…"."""
+    return ready_line.partition("grpc=")[2].partition(",")[0].partition(" ")[0]
