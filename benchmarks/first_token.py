@@ -22,10 +22,9 @@ from typing import Any
 
 import click
 
-from benchmarks.cpu import CpuMeter
-from benchmarks.load.client import Load, LoadClient, LoadError, require_clean
+from benchmarks.cpu import ELSEWHERE
 from benchmarks.machine import machine
-from benchmarks.measuring import CLIENT, CONNECTIONS, Measurement
+from benchmarks.measuring import CONNECTIONS, Measurement, asked, measure_asked, notes_of_other_work
 from benchmarks.picture import Dot, dots
 from benchmarks.pinning import pin, places
 from benchmarks.plan import BenchmarkFailed, CannotRun, Plan
@@ -35,7 +34,7 @@ from benchmarks.servers.envoy import in_front
 from benchmarks.servers.peers.grpcaio import GrpcAio
 from benchmarks.servers.product import Product
 from benchmarks.spread import ratios, short, spread
-from benchmarks.table import Column, Row
+from benchmarks.table import Column, Row, median, ratio
 from rrpa_sidecar.pb import rrpa_pb2
 
 RUNS, QUICK_RUNS = 5, 2
@@ -59,31 +58,20 @@ _ALL: tuple[Server, ...] = (
 SERVERS = {each.name: each for each in _ALL}
 
 
-def _median(row: Row, key: str) -> str:
-    return short(row[key]["median"]) if key in row else ""
-
-
-def _ratio(row: Row, key: str) -> str:
-    found = row.get(key)
-    if found is None:
-        return ""
-    middle = found["median"]
-    return f"1/{1 / middle:.1f}" if middle < 1 else f"{short(middle)}×"
-
-
 COLUMNS = [
     Column("what", "what", number=False),
     Column("way", "way", number=False),
     Column("server", "server", number=False),
     Column("p50, µs", "p50_us"),
-    Column("product's is", show=partial(_ratio, key="p50_ratio")),
-    Column("p99", show=partial(_median, key="p99_us")),
-    Column("in, p50", show=partial(_median, key="in_p50_us")),
-    Column("out, p50", show=partial(_median, key="out_p50_us")),
+    Column("product's is", show=partial(ratio, key="p50_ratio")),
+    Column("p99", show=partial(median, key="p99_us")),
+    Column("in, p50", show=partial(median, key="in_p50_us")),
+    Column("out, p50", show=partial(median, key="out_p50_us")),
     Column("server, CPU µs/call", "server_us"),
-    Column("product's is", show=partial(_ratio, key="server_ratio")),
-    Column("engine", show=partial(_median, key="engine_us")),
-    Column("Envoy", show=partial(_median, key="envoy_us")),
+    Column("product's is", show=partial(ratio, key="server_ratio")),
+    Column("engine", show=partial(median, key="engine_us")),
+    Column("Envoy", show=partial(median, key="envoy_us")),
+    Column("other work", show=lambda row: f"{row['elsewhere_cores']['median']:.0%}"),
     Column("calls/s of a core", show=lambda row: short(1e6 / row["server_us"]["median"])),
 ]
 
@@ -157,6 +145,7 @@ def run(plan: Plan) -> Result:
                         found.append(_measure(plan, entry, question))
             for question in questions:
                 _report(question, way, entries, result)
+    result.notes += notes_of_other_work(result.results)
     return result
 
 
@@ -180,37 +169,24 @@ def _start(plan: Plan, stack: ExitStack, way: str) -> list[Entry]:
 
 
 def _measure(plan: Plan, entry: Entry, question: Question) -> Measurement:
-    running, seconds = entry.running, QUICK_WINDOW_S if plan.quick else WINDOW_S
     streams = question.together or AT_ONCE
-    asked = Load(
-        connect=running.address,
-        path=running.path,
-        body=running.body,
-        headers=running.headers,
-        connections=min(CONNECTIONS, streams),
-        streams=streams,
+    load = asked(
+        entry.running,
+        streams,
         together=question.together or None,
         gap_s=GAP_S if question.together else None,
         reopen=not question.together,
         warm_s=0.5,
-        seconds=seconds,
+        seconds=QUICK_WINDOW_S if plan.quick else WINDOW_S,
         stamps=True,
     )
     try:
-        with LoadClient(asked, plan.workdir, cpus=places()[1]) as client:
-            client.wait_ready()
-            meter = CpuMeter({**running.parts, CLIENT: client.pid})
-            client.begin()
-            meter.start()
-            client.wait_end()
-            cpu_s = meter.stop()
-            report = client.report()
-        require_clean(report)
-    except LoadError as exc:
+        found = measure_asked(entry.running, load, plan.workdir, cpus=places()[1])
+    except BenchmarkFailed as exc:
         raise BenchmarkFailed(f"{entry.server.name}, {question.name}: {exc}") from exc
-    if not report["first_us"] or not report["ended"]:
-        raise BenchmarkFailed(f"{entry.server.name}, {question.name}: no answer in {seconds:g} s")
-    return Measurement(report, cpu_s)
+    if not found.report["first_us"] or not found.report["ended"]:
+        raise BenchmarkFailed(f"{entry.server.name}, {question.name}: no answer in the window")
+    return found
 
 
 def _report(question: Question, way: str, entries: list[Entry], result: Result) -> None:
@@ -229,6 +205,7 @@ def _report(question: Question, way: str, entries: list[Entry], result: Result) 
                 [each.report["ended"] / each.report["window_s"] for each in entry.found[question]]
             ),
         }
+        row["elsewhere_cores"] = spread([each.cores(ELSEWHERE) for each in entry.found[question]])
         for role in entry.running.parts:
             row[f"{role}_us"] = spread(entry.us_per_call(question, role))
         if entry is not ours:

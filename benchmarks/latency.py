@@ -30,10 +30,9 @@ from typing import Any
 
 import click
 
-from benchmarks.cpu import CpuMeter
-from benchmarks.load.client import Load, LoadClient, LoadError, require_clean
+from benchmarks.cpu import ELSEWHERE
 from benchmarks.machine import machine
-from benchmarks.measuring import CLIENT, CONNECTIONS, Measurement
+from benchmarks.measuring import CONNECTIONS, Measurement, asked, measure_asked, notes_of_other_work
 from benchmarks.picture import Dot, dots
 from benchmarks.pinning import pin, places
 from benchmarks.plan import BenchmarkFailed, CannotRun, Plan
@@ -43,7 +42,7 @@ from benchmarks.servers.envoy import in_front
 from benchmarks.servers.peers.grpcaio import GrpcAio
 from benchmarks.servers.product import Product
 from benchmarks.spread import ratios, short, spread
-from benchmarks.table import Column, Row
+from benchmarks.table import Column, Row, median, ratio
 
 RUNS, QUICK_RUNS = 5, 2
 WARM_S, WINDOW_S = 1.0, 4.0
@@ -81,20 +80,8 @@ SERVERS = tuple(_servers("shared"))
 BEHIND_ENVOY = (PRODUCT, "rrpa grpcio", PEER)
 
 
-def _median(row: Row, key: str) -> str:
-    return short(row[key]["median"])
-
-
 def _range(row: Row, key: str) -> str:
     return f"{short(row[key]['min'])}–{short(row[key]['max'])}"
-
-
-def _ratio(row: Row, key: str) -> str:
-    found = row.get(key)
-    if found is None:
-        return "" if row["carried"] else "not carried"
-    middle = found["median"]
-    return f"1/{1 / middle:.1f}" if middle < 1 else f"{short(middle)}×"
 
 
 COLUMNS = [
@@ -104,10 +91,11 @@ COLUMNS = [
     Column("server", "server", number=False),
     Column("streams", "streams"),
     Column("core", show=lambda row: f"{row['server_core_share']['median']:.0%}"),
-    *(Column(f"{name}, µs", show=partial(_median, key=f"{name}_us")) for name in QUANTILES),
+    *(Column(f"{name}, µs", show=partial(median, key=f"{name}_us")) for name in QUANTILES),
     Column("p50 of runs", show=lambda row: _range(row, "p50_us")),
-    Column("product's p50 is", show=lambda row: _ratio(row, "p50_ratio")),
-    Column("p99", show=lambda row: _ratio(row, "p99_ratio")),
+    Column("product's p50 is", show=partial(ratio, key="p50_ratio")),
+    Column("p99", show=partial(ratio, key="p99_ratio")),
+    Column("other work", show=lambda row: f"{row['elsewhere_cores']['median']:.0%}"),
     Column("pace", show=lambda row: f"{row['pace']['median']:.1%}"),
 ]
 
@@ -167,7 +155,7 @@ class Entry:
         ]
 
     def core_share(self) -> list[float]:
-        return [each.cpu_s["server"] / each.report["window_s"] for each in self.found]
+        return [each.cores("server") for each in self.found]
 
     @property
     def carried(self) -> bool:
@@ -202,6 +190,7 @@ def run(plan: Plan) -> Result:
             chosen = [name for name in names if case.way == "direct" or name in BEHIND_ENVOY]
             entries = _measure_case(plan, stack, workdir, case, chosen, capacities)
             _report(case, entries, result)
+    result.notes += notes_of_other_work(result.results)
     return result
 
 
@@ -242,10 +231,11 @@ def _capacities(plan: Plan, names: Sequence[str]) -> dict[str, dict[str, float]]
             running = _start(stack, _servers("shared")[name], CALIBRATION, workdir)
             measured = _measure(plan, Entry(_servers("shared")[name], CALIBRATION, running))
         tokens = measured.report["latency_us"]["count"]
-        elsewhere_s = sum(cpu for role, cpu in measured.cpu_s.items() if role != "server")
+        not_others = ("server", ELSEWHERE)
+        others_s = sum(cpu for role, cpu in measured.cpu_s.items() if role not in not_others)
         found[name] = {
             "server": tokens / measured.cpu_s["server"],
-            "others": tokens / elsewhere_s * len(others) * OTHERS_SHARE,
+            "others": tokens / others_s * len(others) * OTHERS_SHARE,
         }
     return found
 
@@ -308,34 +298,14 @@ def _first(plan: Plan, entry: Entry, entries: list[Entry]) -> None:
 
 
 def _measure(plan: Plan, entry: Entry) -> Measurement:
-    running, load = entry.running, entry.load
-    asked = Load(
-        connect=running.address,
-        protocol=running.protocol,
-        path=running.path,
-        body=running.body,
-        headers=running.headers,
-        connections=min(CONNECTIONS, load.streams),
-        streams=load.streams,
-        warm_s=WARM_S,
-        seconds=WINDOW_S,
-        stamps=True,
-    )
+    load = asked(entry.running, entry.load.streams, warm_s=WARM_S, seconds=WINDOW_S, stamps=True)
     try:
-        with LoadClient(asked, plan.workdir, cpus=places()[1]) as client:
-            client.wait_ready()
-            meter = CpuMeter({**running.parts, CLIENT: client.pid})
-            client.begin()
-            meter.start()
-            client.wait_end()
-            cpu_s = meter.stop()
-            report = client.report()
-        require_clean(report)
-    except LoadError as exc:
-        raise BenchmarkFailed(f"{entry.server.name} at {load.name}: {exc}") from exc
-    if report["latency_us"] is None:
-        raise BenchmarkFailed(f"{entry.server.name} at {load.name}: no token had a stamp")
-    return Measurement(report, cpu_s)
+        found = measure_asked(entry.running, load, plan.workdir, cpus=places()[1])
+    except BenchmarkFailed as exc:
+        raise BenchmarkFailed(f"{entry.server.name} at {entry.load.name}: {exc}") from exc
+    if found.report["latency_us"] is None:
+        raise BenchmarkFailed(f"{entry.server.name} at {entry.load.name}: no token had a stamp")
+    return found
 
 
 def _report(case: Case, entries: list[Entry], result: Result) -> None:
@@ -352,6 +322,7 @@ def _report(case: Case, entries: list[Entry], result: Result) -> None:
             "server_core_share": spread(entry.core_share()),
             "pace": spread(entry.pace()),
             "carried": entry.carried,
+            "elsewhere_cores": spread([each.cores(ELSEWHERE) for each in entry.found]),
         }
         row |= {f"{name}_us": spread(entry.values(name)) for name in QUANTILES}
         row["max_us"] = spread(entry.values("max"))

@@ -13,6 +13,8 @@ from benchmarks.servers import PacedLoad, Running
 
 CONNECTIONS = 8
 CLIENT = "client"
+QUIET_CORES = 0.15
+"""What a quiet machine uses beside the parts that are measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +68,34 @@ def measure(
     Every message is compared with what it must be: the token, at the offset that follows.
     Raises BenchmarkFailed when the load cannot be run, or one answer was wrong or reset.
     """
-    asked = Load(
+    load_of_client = asked(running, load.streams, warm_s=warm_s, seconds=seconds, text=load.token)
+    return measure_asked(running, load_of_client, workdir)
+
+
+def asked(running: Running, streams: int, **options: Any) -> Load:
+    """Return the client's load of `streams` requests to a server; `options` are fields of Load."""
+    return Load(
         connect=running.address,
         protocol=running.protocol,
         path=running.path,
         body=running.body,
         headers=running.headers,
-        connections=min(CONNECTIONS, load.streams),
-        streams=load.streams,
-        warm_s=warm_s,
-        seconds=seconds,
-        text=load.token,
+        connections=min(CONNECTIONS, streams),
+        streams=streams,
         offsets=running.protocol == "grpc",
+        **options,
     )
+
+
+def measure_asked(
+    running: Running, load: Load, workdir: Path, *, cpus: set[int] | None = None
+) -> Measurement:
+    """Run `load` on a server; the client may use `cpus`, None means all.
+
+    Raises BenchmarkFailed when the load cannot be run, or one answer was wrong or reset.
+    """
     try:
-        with LoadClient(asked, workdir) as client:
+        with LoadClient(load, workdir, cpus=cpus) as client:
             client.wait_ready()
             meter = CpuMeter({**running.parts, CLIENT: client.pid})
             client.begin()
@@ -98,3 +113,17 @@ def measure(
             f"no message arrived in {report['window_s']} s from {running.address}"
         )
     return Measurement(report, cpu_s, rss)
+
+
+def notes_of_other_work(rows: list[dict[str, Any]]) -> list[str]:
+    """Return a note when the machine was busy with something else.
+
+    rows: each with the spread `elsewhere_cores`.
+    """
+    busiest = max(row["elsewhere_cores"]["median"] for row in rows)
+    if busiest <= QUIET_CORES:
+        return []
+    return [
+        f"the machine was not quiet: up to {busiest:.1f} cores were busy with something else,"
+        " so these figures are worth little"
+    ]

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from benchmarks.spread import text
+from benchmarks.spread import short, text
 
 Row = dict[str, Any]
 PIPE_WIDTH = 200
@@ -33,6 +33,20 @@ class Column:
         if value is None:
             return "–"
         return text(value) if isinstance(value, dict) else str(value)
+
+
+def median(row: Row, key: str) -> str:
+    """Return a cell with the median alone; empty without that figure."""
+    return short(row[key]["median"]) if key in row else ""
+
+
+def ratio(row: Row, key: str) -> str:
+    """Return a cell that says 1/5.2 or 1.3×; empty without that ratio."""
+    found = row.get(key)
+    if found is None:
+        return ""
+    middle = found["median"]
+    return f"1/{1 / middle:.1f}" if middle < 1 else f"{short(middle)}×"
 
 
 def console() -> Console:
