@@ -38,7 +38,7 @@ from benchmarks.table import Column, Row, median, ratio
 from rrpa_sidecar.pb import rrpa_pb2
 
 RUNS, QUICK_RUNS = 5, 2
-WINDOW_S, QUICK_WINDOW_S = 3.0, 1.5
+WARM_S, WINDOW_S, QUICK_WINDOW_S = 0.5, 3.0, 1.5
 GAP_S = 0.02
 """Between the rounds of one run: the server is idle when requests come together."""
 TOGETHER = (1, 8, 64, 512)
@@ -76,6 +76,11 @@ COLUMNS = [
 ]
 
 OPTIONS = [
+    click.Option(
+        ["--window", "window_s"],
+        type=click.FloatRange(min=0.1),
+        help="Seconds of each measurement.  [default: 3, with --quick 1.5]",
+    ),
     click.Option(
         ["--way", "ways"],
         multiple=True,
@@ -126,7 +131,7 @@ def run(plan: Plan) -> Result:
         {
             "answer": f"one token of {len(TOKEN)} bytes after a stamp of 20",
             "connections": CONNECTIONS,
-            "window": f"{QUICK_WINDOW_S if plan.quick else WINDOW_S:g} s",
+            "window": f"{_window_s(plan):g} s",
             "rounds": plan.runs,
             "processors": f"server {sorted(servers)}, engine, Envoy and client {sorted(others)}",
             "quick": plan.quick,
@@ -147,6 +152,10 @@ def run(plan: Plan) -> Result:
                 _report(question, way, entries, result)
     result.notes += notes_of_other_work(result.results)
     return result
+
+
+def _window_s(plan: Plan) -> float:
+    return float(plan.extra.get("window_s") or (QUICK_WINDOW_S if plan.quick else WINDOW_S))
 
 
 def _start(plan: Plan, stack: ExitStack, way: str) -> list[Entry]:
@@ -176,8 +185,8 @@ def _measure(plan: Plan, entry: Entry, question: Question) -> Measurement:
         together=question.together or None,
         gap_s=GAP_S if question.together else None,
         reopen=not question.together,
-        warm_s=0.5,
-        seconds=QUICK_WINDOW_S if plan.quick else WINDOW_S,
+        warm_s=min(WARM_S, _window_s(plan)),
+        seconds=_window_s(plan),
         stamps=True,
     )
     try:

@@ -102,6 +102,11 @@ COLUMNS = [
 
 OPTIONS = [
     click.Option(
+        ["--window", "window_s"],
+        type=click.FloatRange(min=0.1),
+        help="Seconds of each measurement.  [default: 4]",
+    ),
+    click.Option(
         ["--load", "loads"],
         multiple=True,
         type=click.Choice(LOADS),
@@ -174,7 +179,7 @@ def run(plan: Plan) -> Result:
             "token": f"{len(TOKEN)} bytes after a stamp of 20, ASCII",
             "tokens/s": TOKENS_PER_S,
             "connections": CONNECTIONS,
-            "window": f"{WINDOW_S:g} s",
+            "window": f"{_window_s(plan):g} s",
             "rounds": plan.runs,
             "processors": f"server {sorted(servers)}, engine, Envoy and client {sorted(others)}",
             "quick": plan.quick,
@@ -193,6 +198,10 @@ def run(plan: Plan) -> Result:
             _report(case, entries, result)
     result.notes += notes_of_other_work(result.results)
     return result
+
+
+def _window_s(plan: Plan) -> float:
+    return float(plan.extra.get("window_s") or WINDOW_S)
 
 
 def _chosen(plan: Plan) -> list[str]:
@@ -241,14 +250,14 @@ def _capacities(plan: Plan, names: Sequence[str]) -> dict[str, dict[str, float]]
     return found
 
 
-def _load(case: Case, capacity: dict[str, float] | None) -> PacedLoad:
+def _load(case: Case, capacity: dict[str, float] | None, seconds: float = WINDOW_S) -> PacedLoad:
     if case.load == HEADLINE or capacity is None:
         streams = 512
     else:
         # Envoy costs the other cores about as much again as engine and client together.
         others = capacity["others"] / (2 if case.way == "Envoy" else 1)
         streams = round(min(SHARES[case.load] * capacity["server"], others) / TOKENS_PER_S)
-    return PacedLoad(max(1, streams), TOKENS_PER_S, seconds=WARM_S + WINDOW_S)
+    return PacedLoad(max(1, streams), TOKENS_PER_S, seconds=WARM_S + seconds)
 
 
 def _measure_case(
@@ -263,7 +272,7 @@ def _measure_case(
     entries: list[Entry] = []
     for number, name in enumerate(names):
         server = _servers(case.steps)[name]
-        load = _load(case, capacities.get(name))
+        load = _load(case, capacities.get(name), _window_s(plan))
         try:
             running = _start(stack, server, load, workdir / str(number), case.way)
         except CannotRun as exc:
@@ -299,7 +308,14 @@ def _first(plan: Plan, entry: Entry, entries: list[Entry]) -> None:
 
 
 def _measure(plan: Plan, entry: Entry) -> Measurement:
-    load = asked(entry.running, entry.load.streams, warm_s=WARM_S, seconds=WINDOW_S, stamps=True)
+    seconds = _window_s(plan)
+    load = asked(
+        entry.running,
+        entry.load.streams,
+        warm_s=min(WARM_S, seconds),
+        seconds=seconds,
+        stamps=True,
+    )
     try:
         found = measure_asked(entry.running, load, plan.workdir, cpus=places()[1])
     except BenchmarkFailed as exc:
@@ -342,7 +358,8 @@ def _report(case: Case, entries: list[Entry], result: Result) -> None:
         if not entry.carried:
             result.notes.append(
                 f"{entry.server.name} did not carry {case.load} ({case.way}, {case.steps} steps):"
-                f" {statistics.median(entry.pace()):.0%} of the tokens arrived, so its times are those of a queue"
+                f" {statistics.median(entry.pace()):.0%} of the tokens arrived, so its times are"
+                " those of a queue"
             )
         result.results.append(row)
 

@@ -1,9 +1,7 @@
-"""The load client, compiled, and servers that answer it as a test says."""
+"""The load client, and servers that answer it as a test says."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,29 +9,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.load.client import Load, build, run
+from benchmarks.load.client import Load, run
 from tests.benchmarks.load.scripted import Answer, ScriptedServer, serve_http1, serve_http2
 
 QUICK = {"warm_s": 0.0, "seconds": 5.0, "ready_timeout_s": 5.0, "until_ended": True}
 """A window that ends with the last answer; the seconds are only for a client that hangs."""
-
-
-@pytest.fixture(scope="session", autouse=True)
-def program() -> Path:
-    """The client. What is not installed skips; a fault in its source fails."""
-    try:
-        found = subprocess.run(
-            [os.environ.get("CC", "cc"), "-E", "-"],
-            input="#include <nghttp2/nghttp2.h>\n",
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    except FileNotFoundError:
-        pytest.skip("there is no C compiler: install gcc and libc6-dev")
-    if found.returncode:
-        pytest.skip("there is no nghttp2/nghttp2.h: install libnghttp2-dev")
-    return build()
 
 
 @pytest.fixture
@@ -43,7 +23,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 @pytest.fixture
-def ask(short_dir: Path, stack: ExitStack) -> Callable[..., dict[str, Any]]:
+def ask(short_dir: Path, stack: ExitStack, program: Path) -> Callable[..., dict[str, Any]]:
     """Return a function: the client's report of a load on a server that gives `answer`."""
 
     def asked(answer: Answer, **options: Any) -> dict[str, Any]:

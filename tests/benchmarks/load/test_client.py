@@ -22,6 +22,8 @@ from rrpa_sidecar.pb import rrpa_pb2, rrpa_pb2_grpc
 from tests.benchmarks.load.conftest import QUICK
 from tests.benchmarks.load.scripted import Answer, Close, GoAway, Head, Raw, Reset, Tail
 
+pytestmark = pytest.mark.usefixtures("program")
+
 Ask = Callable[..., dict[str, Any]]
 TEXT = "All 2 of them, çok güzel 🚂.".encode()
 
