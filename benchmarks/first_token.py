@@ -88,6 +88,12 @@ OPTIONS = [
         help="May be repeated.  [default: both, with --quick direct]",
     ),
     click.Option(
+        ["--server", "servers"],
+        multiple=True,
+        type=click.Choice(list(SERVERS)),
+        help="Beside the product; may be repeated.  [default: all]",
+    ),
+    click.Option(
         ["--together", "together"],
         multiple=True,
         type=click.IntRange(1, max(TOGETHER)),
@@ -162,7 +168,8 @@ def _start(plan: Plan, stack: ExitStack, way: str) -> list[Entry]:
     entries: list[Entry] = []
     request = rrpa_pb2.CreateStreamRequest(model=MODEL, prompt="go", max_tokens=1)
     body = grpc_message(request.SerializeToString())
-    for server in SERVERS.values():
+    for name in dict.fromkeys([PRODUCT, *(plan.extra.get("servers") or SERVERS)]):
+        server = SERVERS[name]
         workdir = plan.workdir / f"{way}-{len(entries)}"
         workdir.mkdir()
         try:
@@ -170,7 +177,7 @@ def _start(plan: Plan, stack: ExitStack, way: str) -> list[Entry]:
             if way == "Envoy":
                 running = in_front(stack, running, ROOM, workdir)
         except CannotRun as exc:
-            plan.say(f"{server.name} is left out: {exc}")
+            plan.say(f"{name} is left out: {exc}")
             continue
         pin(running.parts)
         entries.append(Entry(server, dataclasses.replace(running, body=body)))
