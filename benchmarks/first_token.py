@@ -33,7 +33,7 @@ from benchmarks.servers import MODEL, TOKEN, PacedLoad, Running, Server, grpc_me
 from benchmarks.servers.envoy import in_front
 from benchmarks.servers.peers.grpcaio import GrpcAio
 from benchmarks.servers.product import Product
-from benchmarks.spread import ratios, short, spread
+from benchmarks.spread import ratios, short, spread, times
 from benchmarks.table import Column, Row, median, ratio
 from rrpa_sidecar.pb import rrpa_pb2
 
@@ -249,6 +249,9 @@ def draw(document: dict[str, Any], path: Path) -> None:
     dots(
         path,
         title=f"From sending to the first token, {way}",
-        unit="µs, p50, logarithmic",
-        shown=[Dot(f"{row['what']}, {row['server']}", row["p50_us"], row["ours"]) for row in rows],
+        unit="ms, p50, logarithmic",
+        shown=[
+            Dot(f"{row['what']}, {row['server']}", times(row["p50_us"], 1e-3), row["ours"])
+            for row in rows
+        ],
     )

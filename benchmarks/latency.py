@@ -42,7 +42,7 @@ from benchmarks.servers import TOKEN, PacedLoad, Running, Server
 from benchmarks.servers.envoy import in_front
 from benchmarks.servers.peers.grpcaio import GrpcAio
 from benchmarks.servers.product import Product
-from benchmarks.spread import ratios, short, spread
+from benchmarks.spread import ratios, short, spread, times
 from benchmarks.table import Column, Row, median, ratio
 
 RUNS, QUICK_RUNS = 5, 2
@@ -374,13 +374,19 @@ def draw(document: dict[str, Any], path: Path) -> None:
     first = document["results"][0]
     keys = ("load", "way", "steps")
     rows = [row for row in document["results"] if all(row[key] == first[key] for key in keys)]
+    rows.sort(key=lambda row: float(row["p50_us"]["median"]))
     dots(
         path,
         title=f"From commit to the client's socket, {first['load']} tokens/s, {first['way']}",
-        unit="µs, logarithmic",
+        unit="ms, logarithmic",
         shown=[
-            Dot(f"{row['server']}, {name}", row[f"{name}_us"], ours=row["ours"])
+            Dot(_label(row, name, first), times(row[f"{name}_us"], 1e-3), ours=row["ours"])
             for name in ("p50", "p99")
-            for row in sorted(rows, key=lambda row: row["p50_us"]["median"])
+            for row in rows
         ],
     )
+
+
+def _label(row: Row, quantile: str, first: Row) -> str:
+    fewer = "" if row["streams"] == first["streams"] else f" (at {row['streams']} streams)"
+    return f"{row['server']}{fewer}, {quantile}"

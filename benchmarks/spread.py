@@ -54,3 +54,8 @@ def short(value: float) -> str:
     if abs(rounded) >= 100:
         return f"{rounded:.0f}"
     return f"{rounded:.3g}"
+
+
+def times(found: dict[str, Any], factor: float) -> dict[str, Any]:
+    """Return the spread in another unit: times(µs, 1e-3) is in ms."""
+    return spread([run * factor for run in found["runs"]])

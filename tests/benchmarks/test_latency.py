@@ -17,6 +17,7 @@ from benchmarks.measuring import Measurement
 from benchmarks.result import Result, faults
 from benchmarks.servers import PacedLoad, Running
 from benchmarks.servers.product import _port
+from benchmarks.spread import spread, times
 
 SHARED = Case("50 %", "direct", "shared")
 
@@ -107,3 +108,7 @@ def test_the_product_is_asked_at_the_port_that_it_says() -> None:
 def test_first_token_names_its_questions() -> None:
     assert first_token.Question(8).name == "8 together"
     assert first_token.Question(0).name == "requests, 64 at a time"
+
+
+def test_a_spread_in_another_unit_keeps_its_runs() -> None:
+    assert times(spread([1500.0, 500.0]), 1e-3) == spread([1.5, 0.5])
