@@ -25,11 +25,14 @@ class Measurement:
     cpu_s: role → CPU seconds in the window; "client" is the load client, "elsewhere" is what
       the machine did besides.
     rss_bytes: role → resident memory at its end, with all streams open.
+    protocol: see Running. An event of "sse" holds one token, which the servers are asked for
+      before (peers/chat.py), and the bytes that are counted there are its JSON.
     """
 
     report: dict[str, Any]
     cpu_s: dict[str, float]
     rss_bytes: dict[str, int]
+    protocol: str = "grpc"
 
     @property
     def messages(self) -> int:
@@ -54,6 +57,8 @@ class Measurement:
 
     def delivered(self, load: PacedLoad) -> float:
         """Return the tokens received as a share of those due; a message may carry several."""
+        if self.protocol == "sse":
+            return self.pace(load)
         return int(self.report["bytes"]) / len(load.token) / self._due(load)
 
     def _due(self, load: PacedLoad) -> float:
@@ -69,7 +74,13 @@ def measure(
     Raises BenchmarkFailed when the load cannot be run, or one answer was wrong or reset.
     """
     load_of_client = asked(running, load.streams, warm_s=warm_s, seconds=seconds, text=load.token)
-    return measure_asked(running, load_of_client, workdir)
+    measured = measure_asked(running, load_of_client, workdir)
+    if (open_at_end := measured.report["streams_open"]) != load.streams:
+        raise BenchmarkFailed(
+            f"expected {load.streams} answers under way when the window ended, found"
+            f" {open_at_end}: {running.address} ended the others early"
+        )
+    return measured
 
 
 def asked(running: Running, streams: int, **options: Any) -> Load:
@@ -80,7 +91,8 @@ def asked(running: Running, streams: int, **options: Any) -> Load:
         path=running.path,
         body=running.body,
         headers=running.headers,
-        connections=min(CONNECTIONS, streams),
+        # HTTP/1.1 has one answer on a connection at a time.
+        connections=streams if running.protocol == "sse" else min(CONNECTIONS, streams),
         streams=streams,
         offsets=running.protocol == "grpc",
         **options,
@@ -112,7 +124,7 @@ def measure_asked(
         raise BenchmarkFailed(
             f"no message arrived in {report['window_s']} s from {running.address}"
         )
-    return Measurement(report, cpu_s, rss)
+    return Measurement(report, cpu_s, rss, running.protocol)
 
 
 def notes_of_other_work(rows: list[dict[str, Any]]) -> list[str]:
