@@ -19,6 +19,7 @@ client.
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -34,9 +35,9 @@ from benchmarks.picture import Dot, dots
 from benchmarks.plan import BenchmarkFailed, CannotRun, Plan
 from benchmarks.result import Result
 from benchmarks.servers import TOKEN, PacedLoad, Running, Server
-from benchmarks.servers.envoy import in_front
 from benchmarks.servers.peers import PEERS
 from benchmarks.servers.product import Product
+from benchmarks.servers.started import Started
 from benchmarks.spread import ratios, short, spread, text
 from benchmarks.table import Column, Row
 
@@ -54,6 +55,10 @@ LOADS: dict[str, tuple[int, float]] = {
 CARRIED = 0.97
 """Share of the due tokens that must arrive for a load to count as carried."""
 LEAST_STREAMS = 4
+SEARCH_FROM_PER_S = {"LiteLLM": 6400.0}
+"""Tokens per second of all streams where the search for a server's load begins, if a load too
+large costs it a minute instead of being late. Three times what it carries on a core, so that
+nothing which it could carry is left out."""
 QUIET_CORES = 0.15
 """What a quiet machine uses beside the parts that are measured."""
 MIB = 1024 * 1024
@@ -121,11 +126,18 @@ class Entry:
     asked, load: what was to be carried, and what is; they differ in streams alone.
     """
 
-    server: Server
-    running: Running
+    started: Started
     asked: PacedLoad
     load: PacedLoad
     found: list[Measurement] = field(default_factory=list)
+
+    @property
+    def server(self) -> Server:
+        return self.started.server
+
+    @property
+    def running(self) -> Running:
+        return self.started.running
 
     @property
     def is_product(self) -> bool:
@@ -134,11 +146,11 @@ class Entry:
     @property
     def carried(self) -> bool:
         paces = [each.pace(self.load) for each in self.found]
-        return statistics.median(paces) >= CARRIED
+        return bool(paces) and statistics.median(paces) >= CARRIED
 
     def halved(self) -> Entry:
         load = dataclasses.replace(self.load, streams=self.load.streams // 2)
-        return Entry(self.server, self.running, self.asked, load)
+        return Entry(self.started, self.asked, load)
 
     def us(self, role: str) -> list[float]:
         values = (each.us_per_token(role) for each in self.found)
@@ -166,7 +178,7 @@ def run(plan: Plan) -> Result:
         load = PacedLoad(streams, rate, seconds=sum(_seconds(plan)))
         with ExitStack() as stack:
             entries = _started(plan, stack, load, result)
-            _rounds(plan, entries)
+            _rounds(plan, entries, result)
         _report(entries, result, headline=name == names[0])
     busiest = max(row["elsewhere_cores"]["median"] for row in result.results)
     if busiest > QUIET_CORES:
@@ -189,31 +201,61 @@ def _started(plan: Plan, stack: ExitStack, load: PacedLoad, result: Result) -> l
     wanted = plan.extra.get("servers") or (QUICK if plan.quick else SERVERS)
     for name in dict.fromkeys([PRODUCT, *wanted]):
         server = SERVERS[name]
-        workdir = plan.workdir / f"{load.streams}x{load.tokens_per_s:g}-{len(entries)}"
-        workdir.mkdir()
         plan.say(f"{load.name}: starting {name}")
         try:
-            running = server.start(stack, load, workdir)
-            if running.protocol == "grpc":
-                running = in_front(stack, running, load, workdir)
+            started = Started(stack, server, load, plan.workdir)
         except CannotRun as exc:
             plan.say(f"{name} is left out: {exc}")
             result.notes.append(f"{name} was left out at {load.name}: {exc}")
             continue
         result.load["shapes"][name] = server.shape
-        entries.append(Entry(server, running, load, load))
+        entry = Entry(started, load, load)
+        while entry.load.total_per_s > SEARCH_FROM_PER_S.get(name, math.inf):
+            entry = entry.halved()
+        entries.append(entry)
     return entries
 
 
-def _rounds(plan: Plan, entries: list[Entry]) -> None:
+def _rounds(plan: Plan, entries: list[Entry], result: Result) -> None:
     """Measure every entry once in each round; the first round adds what is not carried."""
     for entry in list(entries):
-        _measure(plan, entry, 1)
+        _measure_or_drop(plan, entry, entries, 1, result)
+        if entry in entries:
+            _beside(plan, entry, entries)
         if not entry.carried:
-            _add_carried(plan, entry, entries)
+            _add_carried(plan, entry, entries, result)
     for number in range(2, plan.runs + 1):
-        for entry in entries:
-            _measure(plan, entry, number)
+        for entry in list(entries):
+            _measure_or_drop(plan, entry, entries, number, result)
+
+
+def _measure_or_drop(
+    plan: Plan, entry: Entry, entries: list[Entry], number: int, result: Result
+) -> None:
+    """Measure.
+
+    A peer may fail, since overloaded ones refuse answers or cut them: it is started anew, and
+    this load of it becomes a note. The product may not.
+    """
+    try:
+        _measure(plan, entry, number)
+    except BenchmarkFailed as exc:
+        if isinstance(entry.server, Product):
+            raise
+        plan.say(str(exc))
+        result.notes.append(f"not measured: {exc}")
+        entry.started.again()
+        if entry in entries:
+            entries.remove(entry)
+        entry.found.clear()
+
+
+def _beside(plan: Plan, entry: Entry, entries: list[Entry]) -> None:
+    """See that the product is measured at the load of `entry` too."""
+    if not any(each.is_product and each.load == entry.load for each in entries):
+        product = Entry(entries[0].started, entry.asked, entry.load)
+        _measure(plan, product, 1)
+        entries.append(product)
 
 
 def _measure(plan: Plan, entry: Entry, number: int) -> None:
@@ -226,24 +268,27 @@ def _measure(plan: Plan, entry: Entry, number: int) -> None:
     except BenchmarkFailed as exc:
         raise BenchmarkFailed(f"{entry.server.name} at {entry.load.name}: {exc}") from exc
     entry.found.append(found)
+    if found.pace(entry.load) < CARRIED:
+        # What it could not carry must not burden what comes next: gateways go on reading
+        # answers for a while after their callers left.
+        entry.started.again()
 
 
-def _add_carried(plan: Plan, entry: Entry, entries: list[Entry]) -> None:
+def _add_carried(plan: Plan, entry: Entry, entries: list[Entry], result: Result) -> None:
     """Add the same server at the largest half of its load that it carries, and the product."""
     lower = entry
     while not lower.carried:
         plan.say(f"{lower.server.name} does not carry {lower.load.name}, it is tried with half")
         lower = lower.halved()
         if lower.load.streams < LEAST_STREAMS:
-            raise BenchmarkFailed(
-                f"{entry.server.name} carries no load: of {LEAST_STREAMS} streams it is behind"
-            )
-        _measure(plan, lower, 1)
+            why = f"{entry.server.name} carries no load: of {LEAST_STREAMS} streams it is behind"
+            if isinstance(entry.server, Product):
+                raise BenchmarkFailed(why)
+            result.notes.append(why)
+            return
+        _measure_or_drop(plan, lower, entries, 1, result)
     entries.append(lower)
-    if not any(each.is_product and each.load == lower.load for each in entries):
-        product = Entry(entries[0].server, entries[0].running, entry.asked, lower.load)
-        _measure(plan, product, 1)
-        entries.append(product)
+    _beside(plan, lower, entries)
 
 
 def _report(entries: list[Entry], result: Result, *, headline: bool) -> None:
