@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 from rrpa_sidecar.clock import SystemClock
@@ -101,30 +103,46 @@ class Faults(logging.Handler):
             self.found.append(self.format(record))
 
 
+@contextlib.contextmanager
+def playground() -> Iterator[tuple[CountingLoop, Faults]]:
+    """Return a loop of our own, and whatever is logged with a traceback."""
+    loop, faults = CountingLoop(), Faults()
+    logging.getLogger("rrpa_sidecar").addHandler(faults)
+    try:
+        yield loop, faults
+    finally:
+        logging.getLogger("rrpa_sidecar").removeHandler(faults)
+        loop.close()
+
+
 class Driver:
     """One life of a connection. `live` fails if anything is wrong during or after it."""
 
     def __init__(self, loop: CountingLoop, faults: Faults) -> None:
         self._loop = loop
         self._faults = faults
-        self._broker = FakeBroker()
+        self.broker = FakeBroker()
         health = Health()
         config = Config(queue_limit=0, shm_bytes=2**24 * 8, queue_bytes=2**16)
         self._server = BatchedServer(
-            config, self._broker, Metrics(), SystemClock(), health  # type: ignore[arg-type]
+            config, self.broker, Metrics(), SystemClock(), health  # type: ignore[arg-type]
         )  # fmt: skip
         self._server.streams_limit = 8
+
+    def begin(self) -> tuple[Connection, FakeTransport]:
+        """Return a connection that has just been made."""
+        asyncio._set_running_loop(self._loop)
+        connection, transport = Connection(self._server), FakeTransport()
+        asyncio._set_running_loop(None)
+        connection.connection_made(transport)
+        return connection, transport
 
     def live(self, actions: list[Action], *, tame: bool = False) -> None:
         """Do it all.
 
         tame: the peer does nothing wrong, so its connection must live.
         """
-        asyncio._set_running_loop(self._loop)
-        connection = Connection(self._server)
-        asyncio._set_running_loop(None)
-        transport = FakeTransport()
-        connection.connection_made(transport)
+        connection, transport = self.begin()
         for name, value in actions:
             if transport.ended:
                 break
@@ -150,7 +168,7 @@ class Driver:
         if not died:  # an end in the middle of a read leaves the rest of it undone
             kept = [each for each, stream in connection._h2.streams.items() if stream.closed]
             assert not kept, f"streams that have ended are kept: {kept}"
-        assert all(stream.left == 1 for stream in self._broker.streams)
+        assert all(stream.left == 1 for stream in self.broker.streams)
         while out:
             size, kind = int.from_bytes(out[:3], "big"), out[3]
             assert len(out) >= 9 + size, "whole frames"
@@ -169,7 +187,7 @@ class Driver:
         self._loop.turns(count)
 
     def _streams(self, at: int) -> list[Any]:
-        open_ones = [stream for stream in self._broker.streams if not stream.left]
+        open_ones = [stream for stream in self.broker.streams if not stream.left]
         return open_ones[at % len(open_ones) :][:1] if open_ones else []
 
     def _data(self, connection: Connection, transport: FakeTransport, at: int) -> None:

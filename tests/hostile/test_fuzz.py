@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import random
-from collections.abc import Iterator
 
 import pytest
 
-from tests.hostile.driver import CountingLoop, Driver, Faults
+from tests.hostile.driver import CountingLoop, Driver, Faults, playground
 from tests.hostile.grammar import actions
 
 LIVES = 600
-
-
-@contextlib.contextmanager
-def playground() -> Iterator[tuple[CountingLoop, Faults]]:
-    """Return a loop of our own, and whatever is logged with a traceback."""
-    loop, faults = CountingLoop(), Faults()
-    logging.getLogger("rrpa_sidecar").addHandler(faults)
-    try:
-        yield loop, faults
-    finally:
-        logging.getLogger("rrpa_sidecar").removeHandler(faults)
-        loop.close()
 
 
 def test_random_lives_of_a_connection_end_without_a_fault_and_leave_nothing(

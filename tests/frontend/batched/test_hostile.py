@@ -1,4 +1,4 @@
-"""Hostile peers seen from inside: which streams were left, what is held. The rest: tests/hostile."""
+"""Hostile peers seen from inside: which streams were left, what is held. See tests/hostile too."""
 
 from __future__ import annotations
 

@@ -211,6 +211,8 @@ class Arrivals:
 
     def _window(self, event: events.WindowUpdated) -> None:
         call = self._calls.get(event.stream_id or 0)
+        if call is not None or not event.stream_id:
+            self._calls.window_came(call)
         if call is not None and call.out is not None:
             self._calls.sender.mark(call.out)
 
@@ -218,6 +220,7 @@ class Arrivals:
         self._host.greeted()
         if SettingCodes.INITIAL_WINDOW_SIZE in event.changed_settings:
             for call in self._calls.all():
+                self._calls.window_came(call)
                 if call.out is not None:
                     self._calls.sender.mark(call.out)
 

@@ -241,6 +241,10 @@ class Connection(asyncio.Protocol):
         """End the connection of a peer that speaks no HTTP/2."""
         self._end_connection(ErrorCodes.PROTOCOL_ERROR)
 
+    def look(self) -> None:
+        """End what was not read for too long."""
+        self._calls.end_unread()
+
     def ask(self) -> None:
         """Ping."""
         self._h2.ping(b"keepaliv")

@@ -19,6 +19,10 @@ class Watched(Protocol):
         """The time to greet is over."""
         ...
 
+    def look(self) -> None:
+        """A while has passed: see to what nobody reads."""
+        ...
+
     def ask(self) -> None:
         """Ping it: it has said nothing for a while."""
         ...
@@ -57,6 +61,7 @@ class Liveness:
         self._timer = self._loop.call_later(KEEPALIVE_S - GREETING_S, self._check_alive)
 
     def _check_alive(self) -> None:
+        self._connection.look()
         if self._heard:
             self._heard = False
             self._timer = self._loop.call_later(KEEPALIVE_S, self._check_alive)

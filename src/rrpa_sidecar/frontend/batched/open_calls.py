@@ -8,7 +8,7 @@ from collections.abc import Callable, ValuesView
 from h2.errors import ErrorCodes
 
 from rrpa_sidecar.clock import Clock
-from rrpa_sidecar.errors import DeadlinePassed, RRPAError
+from rrpa_sidecar.errors import CapacityExhausted, DeadlinePassed, RRPAError
 from rrpa_sidecar.frontend.answering import told
 from rrpa_sidecar.frontend.batched import headers
 from rrpa_sidecar.frontend.batched.answers import End, StreamAnswer
@@ -25,6 +25,11 @@ LATE_S = 0.01
 """A caller that resets this close to its deadline did so for it: its clock starts before ours, and
 what it tells us is rounded up."""
 
+UNREAD_S = 600.0
+"""How long an answer may lie unread, its caller alive and its windows shut. gRPC itself sets no
+such limit, and pauses are a caller's right; but the stream's shared memory is one of a few, and
+whoever forgets to read without a deadline would hold it for ever."""
+
 CALL_BYTES = 2048
 """Memory of a call and its stream, measured, without headers and body."""
 
@@ -35,7 +40,7 @@ class Call:
     """A call from its headers to its end."""
 
     __slots__ = (
-        "begun_s", "due_s", "head", "out", "reader", "request_ended", "stream_id", "timer"
+        "begun_s", "due_s", "head", "out", "reader", "request_ended", "shut_s", "stream_id", "timer"
     )  # fmt: skip
 
     def __init__(
@@ -47,6 +52,8 @@ class Call:
         self.reader: RequestReader | None = reader
         self.request_ended = False
         self.due_s: float | None = None
+        self.shut_s: float | None = None
+        """Since when there is something to send and no window, as far as `end_unread` saw."""
         self.timer: asyncio.TimerHandle | None = None
         self.out: Outgoing | None = None
 
@@ -68,6 +75,7 @@ class OpenCalls:
         self._loop = loop
         self._flush_soon = flush_soon
         self._calls: dict[int, Call] = {}
+        self._fed_s = 0.0
         self.sender = Sender(h2, clock, self._answered)
 
     def __len__(self) -> int:
@@ -152,16 +160,42 @@ class OpenCalls:
             self._h2.reset_stream(call.stream_id, ErrorCodes.NO_ERROR)
 
     def _late(self, call: Call) -> None:
-        error = DeadlinePassed("the deadline passed before the answer was complete")
         call.timer = None
+        self._cut(call, DeadlinePassed("the deadline passed before the answer was complete"))
+        self._flush_soon()
+
+    def _cut(self, call: Call, error: RRPAError) -> None:
+        """End a call whose caller may give no window any more."""
         if call.out is None:
             self.finish(call, End(*told(error)))
         elif not self.sender.finish(call.out, error):
             # Half a message is out, and its rest may never find a window.
-            self.drop(call, Code.DEADLINE_EXCEEDED)
+            self.drop(call, told(error)[0])
             if self.is_open(call.stream_id):
                 self._h2.reset_stream(call.stream_id, ErrorCodes.CANCEL)
                 self._h2.forget(call.stream_id)
+
+    # --- Answers that nobody reads --------------------------------------------------------
+
+    def window_came(self, call: Call | None) -> None:
+        """The peer has given window to a call's stream; None: to the connection."""
+        if call is None:
+            self._fed_s = self._loop.time()
+        else:
+            call.shut_s = None
+
+    def end_unread(self) -> None:
+        """End the answers that found no window for UNREAD_S. Called now and then."""
+        now_s = self._loop.time()
+        all_shut = self._h2.outbound_flow_control_window <= 0
+        for call in list(self._calls.values()):
+            if not _is_shut(call, all_shut):
+                call.shut_s = None
+            elif call.shut_s is None:
+                call.shut_s = now_s
+            elif now_s - max(call.shut_s, self._fed_s if all_shut else 0.0) >= UNREAD_S:
+                text = f"nothing of the answer was read for {UNREAD_S:g} s; read it or cancel it"
+                self._cut(call, CapacityExhausted(text))
         self._flush_soon()
 
     # --- Ends that the peer chooses -------------------------------------------------------
@@ -197,3 +231,11 @@ class OpenCalls:
         if call.reader is not None:
             self._held.change(-CALL_BYTES - call.head.size_bytes - call.reader.held_bytes)
             call.reader = None
+
+
+def _is_shut(call: Call, all_shut: bool) -> bool:
+    """Whether a call has something to send and no window for it."""
+    out = call.out
+    if out is None or not (out.rest or out.answer.more):
+        return False
+    return all_shut or out.stream.outbound_flow_control_window <= 0
