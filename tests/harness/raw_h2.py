@@ -129,6 +129,12 @@ class Connection:
             if frame.kind == RST_STREAM or (frame.flags & END_STREAM and frame.kind in (0, 1)):
                 return frames
 
+    def gather(self) -> None:
+        """Take what has arrived, for `frame`; without it a peer that is flooded stops reading."""
+        with contextlib.suppress(BlockingIOError, ConnectionResetError):
+            while part := self.socket.recv(65536, socket.MSG_DONTWAIT):
+                self._seen += part
+
     def is_closed(self, timeout_s: float = 5.0) -> bool:
         """Tell whether the peer ends the connection within the time; what it says is dropped."""
         end_s = time.monotonic() + timeout_s

@@ -3,7 +3,8 @@
     pip install atheris
     python -m tests.hostile.campaign -max_total_time=600 [CORPUS_FOLDER]
 
-Last run: 7 minutes, 16,755 lives, 1,454 branches of the front end, h2, hpack and hyperframe, no fault.
+Last run: 7 minutes, 16,755 lives, 1,454 branches of the front end, h2, hpack and hyperframe; no
+fault.
 
 atheris (libFuzzer) draws the bytes that tests/hostile/grammar.py makes its choices with, and keeps
 those that reach new branches of the front end, h2, hpack or hyperframe. What it finds becomes a

@@ -10,6 +10,7 @@ import struct
 from typing import Protocol
 
 from rrpa_sidecar.frontend.metadata import PLAIN_HTTP
+from rrpa_sidecar.frontend.methods import REFLECT
 from tests.harness import raw_h2
 from tests.hostile import frames
 from tests.hostile.frames import (
@@ -49,7 +50,7 @@ PATHS = (
     MODELS,
     "/grpc.health.v1.Health/Watch",
     "/grpc.health.v1.Health/Check",
-    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+    REFLECT,
     "/rrpa.v1.RRPAService/CreateMessage",
     "/no",
 )

@@ -27,6 +27,7 @@ def send(peer: raw_h2.Connection, attack: Attack) -> None:
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         for raw in attack.raw():
             peer.socket.sendall(raw)
+            peer.gather()
 
 
 def end_of(peer: raw_h2.Connection) -> list[raw_h2.Frame]:

@@ -41,8 +41,9 @@ DEAF_BYTES = 512 * 1024
 IGNORED_LIMIT_BYTES = 1024 * 1024
 """A peer that sends more after its end does not read why."""
 
-CLOSE_S = 1.0
-"""How long the last bytes of a connection that we end may take."""
+CLOSE_S = 5.0
+"""How long the last bytes of a connection that we end may take: a peer in the middle of a flood
+reads them only when it has sent it."""
 
 
 class Connection(asyncio.Protocol):
