@@ -19,6 +19,13 @@ PING_TIMEOUT_S = 60.0
 """A client that vanished without a word is found after at most 90 s (G14). A client whose
 program is stuck that long answers no ping either; one that reads slowly does."""
 
+MAX_OUTBOUND_FRAMES = 100_000
+"""Frames that may wait for a client that reads nothing, before Envoy ends its connection.
+
+The buffer's limit (bootstrap.py) stops the sidecar at 1 MiB, which is 55,000 frames of one short
+token each, so this is never reached. With Envoy's 10,000 it was, before that limit: a client with
+large windows and 512 streams of 100 tokens/s lost them all when it stood still for 2.3 s."""
+
 UPLOAD_WINDOW_BYTES = 256 * 1024
 CONNECTION_UPLOAD_WINDOW_BYTES = 16 * 1024 * 1024
 
@@ -89,6 +96,7 @@ def _http2(config: Config) -> Tree:
         "max_concurrent_streams": max_calls(config),
         "initial_stream_window_size": UPLOAD_WINDOW_BYTES,
         "initial_connection_window_size": CONNECTION_UPLOAD_WINDOW_BYTES,
+        "max_outbound_frames": MAX_OUTBOUND_FRAMES,
         # One connection may cancel all its streams at once. By default 1,000 (then 33 a
         # second) end the connection and everybody else's streams on it: GOAWAY, flag DPE.
         "stream_reset_burst": max_calls(config),
