@@ -9,11 +9,22 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 
 from rrpa_sidecar.errors import CapacityExhausted
 
 RESERVED = 32
 """Numbers that logs leave free; a quarter of the limit where that is less."""
+
+
+def use_all() -> int:
+    """Let this process open as many files as its hard limit allows; return how many.
+
+    The usual soft limit of 1,024 is there for programs that call select(2).
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return sys.maxsize if most == resource.RLIM_INFINITY else most
 
 
 def is_reserved(fd: int) -> bool:

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import resource
 import socket
 import time
 
@@ -37,6 +36,7 @@ from rrpa_sidecar.sidecar import addresses
 from rrpa_sidecar.sidecar.doors import BatchedFrontEnd, FrontEnd, GrpcioFrontEnd
 from rrpa_sidecar.sidecar.drain import Calls, Signals, drain
 from rrpa_sidecar.sidecar.metrics_server import MetricsServer
+from rrpa_sidecar.sidecar.open_files import allow_as_many_as_needed
 from rrpa_sidecar.sidecar.unix_sockets import Claim
 
 log = logging.getLogger(__name__)
@@ -55,20 +55,11 @@ def run(config: Config, started_s: float) -> None:
     started_s: monotonic moment at which this process began, for the ready line.
 
     Raises:
-      StartupError: an address, a socket or the directory cannot be had.
+      StartupError: an address, a socket, the directory or enough open files cannot be had.
     """
-    _allow_many_files()
+    allow_as_many_as_needed(config)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(config, started_s))
-
-
-def _allow_many_files() -> None:
-    """Use all the descriptors that this process may have: each stream and each caller needs one.
-
-    The usual soft limit of 1,024 is there for programs that call select(2); we use epoll.
-    """
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _rest_collector() -> None:
