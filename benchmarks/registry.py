@@ -52,5 +52,29 @@ BENCHMARKS: dict[str, Benchmark] = {
             "4 min, quick 40 s",
             "benchmarks.first_token",
         ),
+        Benchmark(
+            "burst",
+            "engines as fast as they can, slow and silent clients: throughput, memory, resets",
+            "15 min, quick 60 s",
+            "benchmarks.burst",
+        ),
+        Benchmark(
+            "scale",
+            "CPU per token and memory from 1 to 8,192 streams, and from 1 to 4 workers",
+            "12 min, quick 60 s",
+            "benchmarks.scale",
+        ),
+        Benchmark(
+            "start",
+            "cold start and restart, beside importing what a gRPC server needs",
+            "2 min, quick 20 s",
+            "benchmarks.start",
+        ),
+        Benchmark(
+            "micro",
+            "each stage of a token's way beside its floor: a copy, a pread, a bare write",
+            "2 min, quick 15 s",
+            "benchmarks.micro",
+        ),
     )
 }

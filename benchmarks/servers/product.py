@@ -6,11 +6,11 @@ import shutil
 import sys
 import tempfile
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.processes import private_prefix, start
+from benchmarks.processes import Child, private_prefix, start
 from benchmarks.servers import MODEL, PacedLoad, Running, grpc_running
 
 STREAM_BYTES = 256 * 1024
@@ -59,13 +59,21 @@ class Product:
     def start(self, stack: ExitStack, load: PacedLoad, workdir: Path) -> Running:
         shm = tempfile.mkdtemp(prefix=private_prefix(), dir="/dev/shm")
         stack.callback(shutil.rmtree, shm, ignore_errors=True)
-        engine_socket, envoy_socket = workdir / "engine.sock", workdir / "envoy.sock"
+        daemon = self.start_sidecar(stack, load, workdir, Path(shm))
+        engine = self.start_engine(stack, load, workdir, Path(shm))
+        running = self.running(load, workdir, {"server": daemon.pid, "engine": engine.pid})
+        return replace(running, address=_port(daemon.ready_line)) if self.tcp else running
+
+    def start_sidecar(
+        self, stack: ExitStack, load: PacedLoad, workdir: Path, shm: Path, **start_options: Any
+    ) -> Child:
+        """Start `rrpa serve` with its sockets in `workdir` and its logs in `shm`."""
         room = load.streams * STREAMS_ROOM
         settings = {
             "listen": "localhost:0",
             "metrics_listen": "localhost:0",
-            "engine_socket": engine_socket,
-            "envoy_socket": envoy_socket,
+            "engine_socket": workdir / "engine.sock",
+            "envoy_socket": workdir / "envoy.sock",
             "envoy_frontend": self.frontend,
             "listen_frontend": self.frontend,
             "shm_dir": shm,
@@ -76,35 +84,31 @@ class Product:
             "log_level": "warning",
             **self.serve,
         }
-        daemon = start(
-            stack,
-            rrpa("serve", *flags(settings)),
-            name="serve",
-            workdir=workdir,
-            ready="rrpa ready ",
-        )
+        options = {"name": "serve", "workdir": workdir, "ready": "rrpa ready ", **start_options}
+        return start(stack, rrpa("serve", *flags(settings)), **options)
+
+    def start_engine(
+        self, stack: ExitStack, load: PacedLoad, workdir: Path, shm: Path, name: str = "engine"
+    ) -> Child:
+        """Start a replay engine that attaches to the sidecar of `workdir`."""
         text = workdir / "text"
         text.write_bytes(load.token)
         pace = {
-            "engine_socket": engine_socket,
+            "engine_socket": workdir / "engine.sock",
             "shm_dir": shm,
             "model": MODEL,
-            "capacity": room,
+            "capacity": load.streams * STREAMS_ROOM,
             "text_file": text,
             "bytes_per_token": len(load.token),
             "tokens_per_second": load.tokens_per_s,
             **self.engine,
         }
-        engine = start(
-            stack,
-            rrpa("engine", "replay", *flags(pace)),
-            name="engine",
-            workdir=workdir,
-            ready="rrpa engine ready",
-        )
-        parts = {"server": daemon.pid, "engine": engine.pid}
-        address = _port(daemon.ready_line) if self.tcp else f"unix:{envoy_socket}"
-        return grpc_running(address, parts, load)
+        argv = rrpa("engine", "replay", *flags(pace))
+        return start(stack, argv, name=name, workdir=workdir, ready="rrpa engine ready")
+
+    def running(self, load: PacedLoad, workdir: Path, parts: dict[str, int]) -> Running:
+        """Return how the sidecar of `workdir` is asked."""
+        return grpc_running(f"unix:{workdir / 'envoy.sock'}", parts, load)
 
 
 def _port(ready_line: str) -> str:
