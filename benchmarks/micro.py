@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import click
 import uvloop
 from h2.connection import H2Connection
 
@@ -71,6 +72,15 @@ COLUMNS = [
     Column("floor", "floor", number=False),
     Column("its µs/token", "floor_us"),
     Column("times the floor", "times"),
+]
+
+
+OPTIONS = [
+    click.Option(
+        ["--steps"],
+        type=click.IntRange(min=1),
+        help=f"Steps of each stage in a round.  [default: {STEPS}, with --quick {QUICK_STEPS}]",
+    )
 ]
 
 
@@ -349,7 +359,7 @@ def _stages(bench: Bench, pipe: Pipe) -> list[Stage]:
 
 def run(plan: Plan) -> Result:
     """Measure all stages, in turns."""
-    steps = QUICK_STEPS if plan.quick else STEPS
+    steps = plan.extra.get("steps") or (QUICK_STEPS if plan.quick else STEPS)
     load = {
         "tokens in a step": STREAMS,
         "token": f"{len(TOKEN)} bytes of ASCII",

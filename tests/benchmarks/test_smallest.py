@@ -1,0 +1,39 @@
+"""The smallest run of the benchmarks that need no load client: they measure, and leave nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.registry import BENCHMARKS
+from benchmarks.result import load
+from tests.benchmarks.test_command import benchmarks, directories_of, processes_of
+
+SMALLEST = {"micro": ("--steps", "2"), "start": ("--quick",)}
+
+
+@pytest.mark.parametrize("name", SMALLEST)
+def test_it_measures_saves_draws_and_leaves_nothing(name: str, tmp_path: Path) -> None:
+    files = [str(tmp_path / "r.json"), str(tmp_path / "r.svg")]
+    options = (*SMALLEST[name], "--runs", "1", "--json", files[0], "--picture", files[1])
+    with benchmarks(name, *options) as child:
+        out, said = child.communicate(timeout=60)
+        assert child.returncode == 0, said
+        assert processes_of(child.pid) == []
+        assert directories_of(child.pid) == []
+    document = load(Path(files[0]))
+    assert document["name"] == name
+    assert len(document["results"]) >= 6
+    for peer in document["ratios"]:
+        assert peer in out
+    assert "<svg" in Path(files[1]).read_text()
+
+
+@pytest.mark.parametrize("name", sorted(BENCHMARKS.keys() - SMALLEST.keys()))
+def test_help_says_what_is_measured(name: str) -> None:
+    with benchmarks(name, "--help") as child:
+        out, said = child.communicate(timeout=30)
+        assert child.returncode == 0, said
+        assert "--quick" in out
+        assert len(out.split("Options:")[0]) > 300, "the module's docstring"
