@@ -1,4 +1,4 @@
-"""Hostile peers seen from inside: which streams were left, what is held. See tests/hostile too."""
+"""Hostile peers seen from inside: which streams were left, what is held. More: tests/hostile."""
 
 from __future__ import annotations
 
