@@ -10,7 +10,6 @@ import pytest
 
 from rrpa_sidecar.control.broker import Broker
 from rrpa_sidecar.control.lifecycle import State
-from rrpa_sidecar.control.live import Place
 from rrpa_sidecar.control.requests import model_of
 from rrpa_sidecar.errors import (
     CapacityExhausted,
@@ -22,8 +21,10 @@ from rrpa_sidecar.errors import (
     NoEngine,
 )
 from rrpa_sidecar.pb.rrpa_pb2 import CreateStreamRequest
+from rrpa_sidecar.shm import layout
 from rrpa_sidecar.shm.directory import Space
 from rrpa_sidecar.shm.end import End
+from rrpa_sidecar.shm.table import Moves
 from rrpa_sidecar.status import MESSAGE_LIMIT_BYTES
 from rrpa_sidecar.stream.events import Data, Finished
 from tests.control.engine import (
@@ -39,44 +40,47 @@ from tests.control.engine import (
 
 
 class Followed:
-    """A stream that a front end follows since its first token, and what the scans put aside."""
+    """A stream that a front end follows since its first token. Implements ShortWay."""
 
     def __init__(self, cast: Cast) -> None:
         self.engine = cast.engine(capacity=1)
         self.stream = cast.open()
-        self.inbox: list[Place] = []
-        self.place = Place(self.inbox)
-        self.woken = 0
+        self.woken = self.begun = self.ended = 0
+        self.taken = b""
         self.stream.waker = self.wake
+        self.engine.broker.short_way = self
         self.engine.write(self.stream, b"one ")
         assert self.stream.poll() == Data(0, b"one ")
-        self.reader = self.stream.follow(self.place)
-        self.woken = 0
+        self.reader = self.stream.follow(self)
+        self.woken = self.begun = self.ended = 0
 
     def wake(self) -> None:
         self.woken += 1
 
-    def taken(self) -> bytes:
-        """Take as a front end does in its step."""
-        found = b""
-        for place in self.inbox:
-            place.queued = False
-            found += self.reader.promised(place.word, 4096)
-        self.inbox.clear()
-        return found
+    def begin_step(self) -> None:
+        self.begun += 1
+
+    def take(self, places: list[object], moves: Moves) -> list[tuple[int, int]]:
+        others = []
+        for slot, word in moves.pairs:
+            if places[slot] is not self or word & 1:
+                others.append((slot, word))
+            else:
+                self.taken += self.reader.promised(word, 4096)
+        return others
+
+    def end_step(self) -> None:
+        self.ended += 1
 
 
-def test_a_followed_stream_is_put_into_its_place_and_its_front_end_steps_once(broker, cast):
-    followed, steps = Followed(cast), []
-    broker.on_step.append(lambda: steps.append(len(followed.inbox)))
+def test_a_followed_stream_is_taken_from_the_scan_and_nobody_is_woken(broker, cast):
+    followed = Followed(cast)
     followed.engine.write(followed.stream, b"two ")
-    assert followed.inbox == [followed.place]
     followed.engine.write(followed.stream, b"three")
-    assert followed.inbox == [followed.place], "once, however often it moves"
-    assert followed.taken() == b"two three"
-    assert (followed.woken, steps) == (0, [1, 1])
+    assert followed.taken == b"two three"
+    assert (followed.woken, followed.begun, followed.ended) == (0, 2, 2)
     broker.scan()
-    assert len(steps) == 2
+    assert (followed.begun, followed.ended) == (2, 2), "nothing moved"
 
 
 def test_the_end_of_a_followed_stream_wakes_its_front_end(broker, cast, shm):
@@ -93,22 +97,24 @@ def test_the_end_of_a_followed_stream_wakes_its_front_end(broker, cast, shm):
 def test_replacements_of_the_short_way_are_counted_at_the_end(cast, metrics):
     followed = Followed(cast)
     followed.engine.write(followed.stream, b"\xff!")
-    assert followed.taken() == "\ufffd!".encode()
+    assert followed.taken == "\ufffd!".encode()
     followed.stream.leave()
     assert metrics.model("test").replaced_characters == 1
 
 
-def test_after_it_left_a_stream_is_put_nowhere_and_its_word_promises_nothing(cast):
+def test_after_it_left_a_stream_has_no_place_and_its_word_promises_nothing(cast):
     followed = Followed(cast)
-    followed.engine.write(followed.stream, b"two")
+    word = followed.engine.engine.table.word(followed.stream.slot)
     followed.stream.leave()
-    assert followed.taken() == b"", "the log may be closed"
-    followed.engine.write(followed.stream, b"three")
-    assert (followed.inbox, followed.woken) == ([], 0)
-    assert followed.stream.follow(followed.place) is None
+    followed.engine.write(followed.stream, b"two")
+    assert (followed.taken, followed.woken) == (b"", 0)
+    assert followed.stream.follow(followed) is None
+    assert word == (4, False)
+    promise = 1 << layout.WORD_TURN_SHIFT | 7 << 1
+    assert followed.reader.promised(promise, 4096) == b"", "the log may be closed"
 
 
-def test_the_next_stream_of_a_slot_is_not_put_into_the_place_of_the_one_before(cast):
+def test_the_next_stream_of_a_slot_does_not_have_the_place_of_the_one_before(cast):
     followed = Followed(cast)
     followed.engine.finish(followed.stream)
     followed.stream.leave()
@@ -116,7 +122,7 @@ def test_the_next_stream_of_a_slot_is_not_put_into_the_place_of_the_one_before(c
     following = cast.open()
     following.waker = lambda: woken.append(1)
     followed.engine.write(following, b"next")
-    assert (following.slot, followed.inbox, len(woken)) == (followed.stream.slot, [], 1)
+    assert (following.slot, followed.taken, len(woken)) == (followed.stream.slot, b"", 1)
     assert following.poll() == Data(0, b"next")
 
 
@@ -126,7 +132,7 @@ def test_a_word_ahead_of_its_log_costs_its_own_stream_alone(broker, cast):
     bystander = cast.open()
     followed.engine.table.set(followed.stream.slot, 4096, False)
     broker.scan()
-    assert followed.taken() == bytes(4092), "a hole, which nobody has committed"
+    assert followed.taken == bytes(4092), "a hole, which nobody has committed"
     followed.engine.finish(followed.stream)
     assert isinstance(failure(followed.stream.poll()), CorruptLog)
     other.write(bystander, b"fine")

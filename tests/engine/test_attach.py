@@ -42,7 +42,7 @@ def test_table_is_the_one_that_hello_speaks_of(sidecar: FakeSidecar, attach_to: 
     sidecar.submit(attachment, slot=2)
     job = next(engine.jobs())
     job.write(b"abc")
-    assert [slot for slot, _ in table.poll()] == [2]
+    assert [slot for moves in table.poll() for slot, _ in moves.pairs] == [2]
     table.close()
 
 

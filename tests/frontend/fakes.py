@@ -16,7 +16,7 @@ from rrpa_sidecar.clock import SystemClock
 from rrpa_sidecar.config import Config
 from rrpa_sidecar.control.broker import Labels
 from rrpa_sidecar.control.engines import ModelInfo
-from rrpa_sidecar.control.live import Place, Timing
+from rrpa_sidecar.control.live import Timing
 from rrpa_sidecar.errors import RRPAError
 from rrpa_sidecar.frontend.batched.server import BatchedServer
 from rrpa_sidecar.frontend.grpcio.handlers import RRPAHandlers
@@ -45,7 +45,7 @@ class FakeStream:
     offset: int = 0
     put_bytes: int = 0
 
-    def follow(self, place: Place) -> None:
+    def follow(self, place: object, word: int = 0) -> None:
         """There is no table here."""
 
     def poll(self, limit_bytes: int = 65536) -> Event | None:
@@ -87,7 +87,6 @@ class FakeBroker:
 
     def __init__(self) -> None:
         self.streams: list[FakeStream] = []
-        self.on_step: list[Callable[[], None]] = []
         self.requests: list[bytes] = []
         self.timeouts: list[float | None] = []
         self.refusal: Exception | None = None

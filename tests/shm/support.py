@@ -13,7 +13,7 @@ from pathlib import Path
 from rrpa_sidecar.shm import layout
 from rrpa_sidecar.shm.directory import SegmentDirectory
 from rrpa_sidecar.shm.reader import LogReader
-from rrpa_sidecar.shm.table import TableWriter
+from rrpa_sidecar.shm.table import Moves, TableWriter
 from rrpa_sidecar.shm.writer import LogWriter
 
 SMALL = layout.MIN_STREAM_BYTES
@@ -90,6 +90,6 @@ def exit_of(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def slots_of(polled: list[tuple[int, int]]) -> list[int]:
+def slots_of(polled: list[Moves]) -> list[int]:
     """Return the slots of a table's poll without their words."""
-    return [slot for slot, _ in polled]
+    return [slot for moves in polled for slot, _ in moves.pairs]

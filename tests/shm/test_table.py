@@ -105,8 +105,8 @@ def test_every_slot_of_every_size_is_seen(
                 moved.add(slot)
             model[slot] = word
         # A slot may have been set twice and be where it was.
-        found = seen.poll()
-        polled = slots_of(found)
+        found = [pair for moves in seen.poll() for pair in moves.pairs]
+        polled = [slot for slot, _ in found]
         assert all((word >> 1, bool(word & 1)) == seen.word(slot) for slot, word in found)
         assert set(polled) <= moved
         assert polled == sorted(polled)

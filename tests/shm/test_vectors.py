@@ -93,10 +93,10 @@ def check_table(plain: PlainDirectory) -> None:
     nonce = bytes.fromhex(table["nonce_hex"])
     seen = TableReader.open(plain, table["table_id"], slots=table["slots"], nonce=nonce)
     words = {int(slot): tuple(word[1:3]) for slot, word in table["words"].items()}
-    moved = seen.poll()
-    assert slots_of(moved) == sorted(words)
+    (moves,) = seen.poll()
+    assert slots_of([moves]) == sorted(words)
     assert {slot: seen.word(slot) for slot in words} == words
-    records, first = seen.tails(moved), moved[0][0]
+    first, _, records = moves
     for slot, (_, committed, _, tail) in table["words"].items():
         record = records[32 * (int(slot) - first) :][:32]
         assert record[:28] == bytes.fromhex(tail).ljust(28, b"\0")

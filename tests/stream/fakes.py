@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 
 from rrpa_sidecar.errors import CorruptLog
 from rrpa_sidecar.shm import layout
@@ -37,6 +38,12 @@ class FakeLog:
     def word(self, turn: int = 1) -> int:
         """The table's word for it, as the engine stores it after each token."""
         return turn << layout.WORD_TURN_SHIFT | len(self.raw) << 1
+
+    def tail(self) -> bytes:
+        """The table's record of its last bytes, as the engine stores it before the word."""
+        tail = self.raw[-layout.TAIL_BYTES :].rjust(layout.TAIL_BYTES, b"\0")
+        checksum = zlib.crc32(tail, layout.HEADER_BYTES + len(self.raw))
+        return tail + checksum.to_bytes(4, "little")
 
     def progress(self, promised_bytes: int = 0) -> tuple[int, End | None]:
         self.looks += 1

@@ -13,7 +13,7 @@ import pytest
 from rrpa_sidecar.shm.directory import PlainDirectory
 from rrpa_sidecar.shm.end import End
 from rrpa_sidecar.shm.layout import TAIL_RECORD_BYTES
-from rrpa_sidecar.shm.table import TableReader, TableWriter
+from rrpa_sidecar.shm.table import Moves, TableReader, TableWriter
 from rrpa_sidecar.stream.events import Data, Finished
 from rrpa_sidecar.stream.stream import StreamReader
 from tests.shm.support import exit_of, fork, reader, writer
@@ -90,10 +90,7 @@ def test_whatever_way_a_token_takes_every_stream_is_one_decode_of_what_was_writt
 
     while len(over) < STREAMS:
         moved = table.poll()
-        tails = table.tails(moved) if moved else b""
-        for slot, word in moved:
-            at = (slot - moved[0][0]) * TAIL_RECORD_BYTES
-            tail = tails[at : at + TAIL_RECORD_BYTES]
+        for slot, word, tail in each(moved):
             data = b"" if word & 1 else readers[slot].promised(word, 4096, tail)
             got[slot] += data
             by_tail += bool(data)
@@ -111,6 +108,13 @@ def test_whatever_way_a_token_takes_every_stream_is_one_decode_of_what_was_writt
     for log in logs:
         log.close()
     table.close()
+
+
+def each(blocks: list[Moves]) -> Iterator[tuple[int, int, bytes]]:
+    for first, pairs, tails in blocks:
+        for slot, word in pairs:
+            at = (slot - first) * TAIL_RECORD_BYTES
+            yield slot, word, tails[at : at + TAIL_RECORD_BYTES]
 
 
 def wait_until_all_are_there(directory: PlainDirectory) -> None:

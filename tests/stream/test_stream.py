@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zlib
 
 import pytest
 from hypothesis import given
@@ -243,37 +242,30 @@ def test_a_word_ahead_of_the_cursor_is_corruption_as_soon_as_the_header_is_read(
     assert event.offset == 7, "what was delivered cannot be taken back"
 
 
-def record(log: FakeLog) -> bytes:
-    """The table's tail of it, as the engine stores it before the word."""
-    tail = log.raw[-layout.TAIL_BYTES :].rjust(layout.TAIL_BYTES, b"\0")
-    checksum = zlib.crc32(tail, layout.HEADER_BYTES + len(log.raw))
-    return tail + checksum.to_bytes(4, "little")
-
-
 @pytest.mark.parametrize("size", [1, 27, 28])
 def test_a_tail_that_fits_the_word_saves_reading_the_log(log, size):
     reader = trusted(log)
     log.raw += b"x" * size
     os.ftruncate(log.fd, 0)
-    assert reader.promised(log.word(), 100, record(log)) == b"x" * size
+    assert reader.promised(log.word(), 100, log.tail()) == b"x" * size
     assert reader.offset == 3 + size
 
 
 def test_a_tail_shorter_than_the_news_is_not_used(log):
     reader = trusted(log)
     log.raw += bytes(range(1, 30))
-    assert reader.promised(log.word(), 100, record(log)) == bytes(range(1, 30))
+    assert reader.promised(log.word(), 100, log.tail()) == bytes(range(1, 30))
     log.raw += b"!" * 29
     os.ftruncate(log.fd, 0)
-    assert reader.promised(log.word(), 100, record(log)) == b""
+    assert reader.promised(log.word(), 100, log.tail()) == b""
 
 
 def test_half_a_character_before_a_tail_belongs_to_it(log):
     reader = trusted(log)
     log.raw += "ä".encode()[:1]
-    assert reader.promised(log.word(), 100, record(log)) == b""
+    assert reader.promised(log.word(), 100, log.tail()) == b""
     log.raw += "ä".encode()[1:]
-    assert reader.promised(log.word(), 100, record(log)) == "ä".encode()
+    assert reader.promised(log.word(), 100, log.tail()) == "ä".encode()
 
 
 @given(st.integers(0, 32 * 8 - 1), st.binary(min_size=1, max_size=28))
@@ -281,7 +273,7 @@ def test_a_tail_with_one_wrong_bit_is_not_believed(bit, token):
     log = FakeLog()
     reader = trusted(log)
     log.raw += token
-    wrong = int.from_bytes(record(log), "big") ^ 1 << bit
+    wrong = int.from_bytes(log.tail(), "big") ^ 1 << bit
     data = reader.promised(log.word(), 100, wrong.to_bytes(32, "big"))
     assert data == whole_characters(token, False).data
 
@@ -291,7 +283,7 @@ def test_the_tail_of_a_later_word_or_of_none_is_not_believed(log):
     log.raw += b"two"
     word = log.word()
     log.raw += b"six"
-    later = record(log)
+    later = log.tail()
     assert reader.promised(word, 100, later) == b"two"
     log.raw += b"ten"
     assert reader.promised(log.word(), 100, bytes(32)) == b"sixten"

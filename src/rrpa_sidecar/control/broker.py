@@ -31,7 +31,14 @@ from rrpa_sidecar.control.lifecycle import (
     Step,
     next_state,
 )
-from rrpa_sidecar.control.live import SILENCE, Labels, LiveStream, Timing
+from rrpa_sidecar.control.live import (
+    SILENCE,
+    Labels,
+    LiveStream,
+    NoShortWay,
+    ShortWay,
+    Timing,
+)
 from rrpa_sidecar.control.requests import model_of
 from rrpa_sidecar.control.watch import Watch
 from rrpa_sidecar.errors import CorruptLog, DeadlinePassed, EngineStatus
@@ -39,7 +46,6 @@ from rrpa_sidecar.metrics import Metrics
 from rrpa_sidecar.pb.engine_pb2 import Hello
 from rrpa_sidecar.shm import layout
 from rrpa_sidecar.shm.directory import SegmentDirectory
-from rrpa_sidecar.shm.layout import TAIL_RECORD_BYTES
 from rrpa_sidecar.shm.reclaim import Reclaim
 
 __all__ = ["Broker", "Labels", "LiveStream", "ModelInfo", "Timing"]
@@ -70,8 +76,7 @@ class Broker:
         self.on_ready_change: Callable[[bool], None] | None = None
         self.on_busy: Callable[[], None] | None = None
         """Called when sweeps are needed; calls while they run already are harmless."""
-        self.on_step: list[Callable[[], None]] = []
-        """Called after each scan that put streams into their places."""
+        self.short_way: ShortWay = NoShortWay()
         self._directory = directory
         self._metrics = metrics
         self._clock = clock
@@ -166,34 +171,22 @@ class Broker:
         news = False
         for engine in self._engines.all():
             try:
-                moved = engine.table.poll()
-                tails = engine.table.tails(moved) if moved else b""
+                blocks = engine.table.poll()
             except CorruptLog as error:
                 self._expel(engine, error)
                 continue
-            if moved:
+            if blocks and not news:
                 news = True
-                self._move(engine, moved, tails)
+                self.short_way.begin_step()
+            for moves in blocks:
+                for slot, word in self.short_way.take(engine.places, moves):
+                    stream = engine.streams.get(slot)
+                    if stream is not None:
+                        stream.word = word
+                        self._watch.moved(stream)
         if news:
-            for step in self.on_step:
-                step()
+            self.short_way.end_step()
         return news
-
-    def _move(self, engine: Engine, moved: list[tuple[int, int]], tails: bytes) -> None:
-        places, size = engine.places, TAIL_RECORD_BYTES
-        first = moved[0][0]
-        for slot, word in moved:
-            place = places[slot]
-            if place is not None and not word & 1:
-                place.word = word
-                at = (slot - first) * size
-                place.tail = tails[at : at + size]
-                if not place.queued:
-                    place.queued = True
-                    place.inbox.append(place)
-            elif (stream := engine.streams.get(slot)) is not None:
-                stream.word = word
-                self._watch.moved(stream)
 
     def sweep(self) -> bool:
         """Scan, and do all that no bell announces: deadlines, lost engines, slow clients.

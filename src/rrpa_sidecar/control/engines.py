@@ -10,7 +10,7 @@ from rrpa_sidecar.control.hello import Offer
 from rrpa_sidecar.errors import StreamMisuse
 
 if TYPE_CHECKING:
-    from rrpa_sidecar.control.live import LiveStream, Place
+    from rrpa_sidecar.control.live import LiveStream
 
 
 class EngineLink(Protocol):
@@ -53,8 +53,8 @@ class Engine:
         self.lost_ns = 0
         """When it was detached; means nothing while it is attached."""
         self.lost_why = ""
-        self.places: list[Place | None] = [None] * offer.capacity
-        """slot → where the scan puts its stream; None: the stream is woken instead."""
+        self.places: list[object] = [None] * offer.capacity
+        """slot → what the front end's short way knows its stream by; None: it is woken."""
         self._by_id: dict[str, LiveStream] = {}
         # First in, first out: a word of the table that still changes for an old stream is as
         # old as can be before its slot is used again.
@@ -83,8 +83,8 @@ class Engine:
         self.places[slot] = None
         self._free.append(slot)
 
-    def put(self, stream: LiveStream, place: Place | None) -> bool:
-        """Let the scan put `stream` into `place`; False: its slot is not its own any more."""
+    def put(self, stream: LiveStream, place: object) -> bool:
+        """Let the short way know `stream` by `place`; False: its slot is not its own any more."""
         if self.streams.get(stream.slot) is not stream:
             return False
         self.places[stream.slot] = place

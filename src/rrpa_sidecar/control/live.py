@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rrpa_sidecar.control.lifecycle import State
 from rrpa_sidecar.errors import RRPAError
+from rrpa_sidecar.shm.layout import TAIL_RECORD_BYTES
+from rrpa_sidecar.shm.table import Moves
 from rrpa_sidecar.stream.events import Data, Event, Failed
 from rrpa_sidecar.stream.stream import FRAME_LIMIT_BYTES, OneFailure, Silence, StreamReader
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from rrpa_sidecar.control.engines import Engine
     from rrpa_sidecar.metrics import ModelMetrics
     from rrpa_sidecar.shm.reader import LogReader
+
+__all__ = ["TAIL_RECORD_BYTES", "Labels", "LiveStream", "Moves", "ShortWay", "Timing"]
 
 SILENCE = Silence()
 
@@ -41,22 +45,38 @@ class Timing:
     """Set by the front end."""
 
 
-class Place:
-    """A stream's place in its front end's next step. The broker's scan puts it there.
+class ShortWay(Protocol):
+    """A front end that takes tokens right from the scan, without being woken for each."""
 
-    inbox: the list of all places whose streams have moved since the last step.
-    queued: it is in there.
-    word, tail: of the stream's slot in its engine's table, as the last scan saw them; see
-      `StreamReader.promised`.
-    """
+    def begin_step(self) -> None:
+        """Something has moved."""
+        ...
 
-    __slots__ = ("inbox", "queued", "tail", "word")
+    def take(self, places: list[Any], moves: Moves) -> list[tuple[int, int]]:
+        """Send what can be sent now of the streams that have a place and have not ended.
 
-    def __init__(self, inbox: list[Any]) -> None:
-        self.inbox = inbox
-        self.queued = False
-        self.word = 0
-        self.tail = b""
+        places: slot → what `LiveStream.follow` was given, or None.
+
+        Returns the (slot, word) pairs of all others.
+        """
+        ...
+
+    def end_step(self) -> None:
+        """All that has moved was looked at: what was taken may leave."""
+        ...
+
+
+class NoShortWay:
+    """Wakes everybody."""
+
+    def begin_step(self) -> None:
+        pass
+
+    def take(self, places: list[Any], moves: Moves) -> list[tuple[int, int]]:
+        return list(moves.pairs)
+
+    def end_step(self) -> None:
+        pass
 
 
 class Keeper(Protocol):
@@ -152,8 +172,10 @@ class LiveStream:
         """Whether `poll` would find nothing before the next wake: saves a read for each token."""
         return self.source.caught_up
 
-    def follow(self, place: Place) -> StreamReader | None:
-        """Have the stream put into `place` when it moves, from now on; it is woken at its end only.
+    def follow(self, place: object, word: int = 0) -> StreamReader | None:
+        """Have the front end's short way meet `place` when this stream moves, from now on.
+
+        word: of its slot, as the front end met it last; 0: it was woken.
 
         Returns what `StreamReader.promised` is asked of, or None where the table cannot be
         trusted (yet): then the stream is woken as before. May be called again.
@@ -161,7 +183,7 @@ class LiveStream:
         reader, engine = self.reader, self.engine
         if self.left or reader is None or engine is None:
             return None
-        if not reader.trust(place.word or self.word) or not engine.put(self, place):
+        if not reader.trust(word or self.word) or not engine.put(self, place):
             return None
         return reader
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Iterator
 from itertools import compress
 from operator import ne
-from typing import Self
+from typing import NamedTuple, Self
 from zlib import crc32
 
 from rrpa_sidecar.clock import Clock, SystemClock
@@ -26,10 +27,22 @@ _BIRTH = struct.Struct("<8sIIQ16sQI8x")
 # took 6, 16 and 29 µs with blocks of 64, 256 and 1,024; all of them 62, 41 and 48; one of 65,536
 # took 340, 91 and 85.
 _BLOCK_SLOTS = 128
-_TAILS_FROM, _TAILS_SPAN = 4, 16
-"""Reading tails pays when it saves four reads of logs, and copies at most 512 bytes for each."""
+_TAILS_FROM = 4
+"""Reading the tails of a block, 4 KiB, pays when it saves four reads of logs."""
 _pack_tail = struct.Struct(f"<{layout.TAIL_BYTES}sI").pack_into
 _NO_TAIL = bytes(layout.TAIL_RECORD_BYTES)
+
+
+class Moves(NamedTuple):
+    """Neighbouring slots of which some have moved."""
+
+    first: int
+    pairs: Iterator[tuple[int, int]]
+    """(slot, word) of each that has, ascending; to be walked once. Not a list, because then each
+    pair would be memory of its own, and cold when its turn comes."""
+    tails: bytes
+    """The tail records of all slots from `first` on, or nothing where few have moved. A record may
+    belong to a later word than that of the pair, or be half stored: its checksum tells."""
 
 
 def table_header(table_id: str, slots: int, nonce: bytes, created_ns: int) -> bytes:
@@ -182,10 +195,8 @@ class TableReader:
             raise
         return cls(fd, name, slots)
 
-    def poll(self) -> list[tuple[int, int]]:
-        """Return (slot, word) wherever the word changed since the last poll, ascending.
-
-        Never waits.
+    def poll(self) -> list[Moves]:
+        """Return where words changed since the last poll, ascending; never waits.
 
         A word that changed and changed back is not reported; a slot would need 65,536 logs
         between two polls for that.
@@ -198,30 +209,20 @@ class TableReader:
         if now == last:
             return []
         self._last = now
-        moved: list[tuple[int, int]] = []
+        moves = []
         old, new = memoryview(last).cast("Q"), memoryview(now).cast("Q")
         for first in range(0, self.slots, _BLOCK_SLOTS):
             after = first + _BLOCK_SLOTS
             if last[8 * first : 8 * after] != now[8 * first : 8 * after]:
                 words = new[first:after].tolist()
-                differs = map(ne, words, old[first:after].tolist())
-                moved += compress(enumerate(words, first), differs)
-        return moved
+                differs = list(map(ne, words, old[first:after].tolist()))
+                tails = self._tails(first, len(words)) if sum(differs) >= _TAILS_FROM else b""
+                moves.append(Moves(first, compress(enumerate(words, first), differs), tails))
+        return moves
 
-    def tails(self, moved: list[tuple[int, int]]) -> bytes:
-        """Return the tail records of all slots from the first of `moved` to the last.
-
-        Empty where reading the logs is cheaper. A record may belong to a later word than the
-        poll saw, or be half written: its checksum tells.
-
-        Raises:
-          CorruptLog: the file became shorter.
-        """
-        first, span = moved[0][0], moved[-1][0] - moved[0][0] + 1
-        if len(moved) < _TAILS_FROM or span > _TAILS_SPAN * len(moved):
-            return b""
+    def _tails(self, first: int, count: int) -> bytes:
         size = layout.TAIL_RECORD_BYTES
-        return read_exactly(self._fd, span * size, self._tails_at + first * size, self._name)
+        return read_exactly(self._fd, count * size, self._tails_at + first * size, self._name)
 
     def word(self, slot: int) -> tuple[int, bool]:
         """Return (committed_bytes, ended) of `slot` as the last poll saw it."""

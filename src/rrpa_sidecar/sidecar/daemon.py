@@ -105,7 +105,7 @@ class _Daemon:
         self.broker.on_ready_change = self.health.set_ready
         handlers = RRPAHandlers(self.broker, self._metrics, clock)
         batched = BatchedServer(config, self.broker, self._metrics, clock, self.health)
-        self.broker.on_step.append(batched.step)
+        self.broker.short_way = batched.step
         self.calls = _Calls(handlers, batched)
         self._fronts: dict[str, FrontEnd] = {
             "grpcio": GrpcioFrontEnd(create_server(config, handlers, self.health)),

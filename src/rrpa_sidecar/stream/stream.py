@@ -18,6 +18,7 @@ FRAME_LIMIT_BYTES = 64 * 1024
 _DATA = layout.HEADER_BYTES
 _TAIL, _RESIDUE = layout.TAIL_BYTES, layout.TAIL_RESIDUE
 
+_TURNS: dict[int, int] = {}
 _NO_TURN = 1 << 64
 """Above every word of a table, so that none of them promises anything."""
 
@@ -132,7 +133,9 @@ class StreamReader:
         """
         if self.final or not 0 < word >> 1 & layout.WORD_COMMITTED_MASK <= self._committed:
             return False
-        self._turn = (word & layout.WORD_TURN_MASK) - (_DATA << 1)
+        turn = word & layout.WORD_TURN_MASK
+        # One object for all streams with this turn: those of a step are cold in the caches.
+        self._turn = _TURNS.setdefault(turn, turn - (_DATA << 1))
         return True
 
     def distrust(self) -> None:

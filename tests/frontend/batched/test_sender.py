@@ -17,14 +17,14 @@ from rrpa_sidecar.frontend.batched.answers import MESSAGE_OVERHEAD_BYTES, End
 from rrpa_sidecar.frontend.batched.heads import stream_head
 from rrpa_sidecar.frontend.batched.sender import (
     BATCH_BYTES,
-    SHORT_BYTES,
-    SHORT_WINDOW,
     Outgoing,
     Sender,
 )
+from rrpa_sidecar.frontend.batched.step import SHORT_BYTES, SHORT_WINDOW, Step
 from rrpa_sidecar.frontend.frames import StreamFrames
 from rrpa_sidecar.metrics import Metrics, ModelMetrics
 from rrpa_sidecar.pb import rrpa_pb2 as pb
+from rrpa_sidecar.shm.table import Moves
 from rrpa_sidecar.status import Code
 from rrpa_sidecar.stream.events import Data
 from rrpa_sidecar.stream.stream import StreamReader
@@ -80,9 +80,8 @@ class Pair:
             self.client.send_headers(2 * at + 1, CALL)
         self.exchange()
         self.ended: list[int] = []
-        self.sender = Sender(self.server, SystemClock(), self.end)
-        ready = self.sender.ready
-        self.outs = [Outgoing(i, s, ready, Bytes()) for i, s in self.server.streams.items()]
+        self.sender = Sender(self.server, self.end)
+        self.outs = [Outgoing(i, s, self.sender, Bytes()) for i, s in self.server.streams.items()]
         for out in self.outs:
             self.server.send_headers(out.stream_id, [(":status", "200")])
         self.got: dict[int, bytes] = {out.stream_id: b"" for out in self.outs}
@@ -279,28 +278,35 @@ class Way:
         return not self.reader.caught_up
 
 
-class Step(Pair):
+class Steps(Pair):
     """Answers over logs, moved as the broker's scan moves them."""
 
     def __init__(self, calls: int, window: int = 2**20) -> None:
         super().__init__(calls, window)
         self.counters = Metrics().model("")
         self.ways = [Way(self.counters) for _ in self.outs]
+        self.room = BATCH_BYTES
+        self.step = Step([self], SystemClock())  # type: ignore[list-item]
         for out, way in zip(self.outs, self.ways, strict=True):
             out.answer = way  # type: ignore[assignment]
         self.open_window(2**20)
 
-    def scan(self, tokens: list[bytes]) -> None:
-        for out, way, token in zip(self.outs, self.ways, tokens, strict=True):
-            way.log.raw += token
-            if token:
-                self.sender.mark(out) if out.reader is None else self.move(out, way.log.word())
+    def begin_step(self) -> None:
+        self.sender.begin_step(self.room)
 
-    def move(self, out: Outgoing, word: int) -> None:
-        out.word = word
-        if not out.queued:
-            out.queued = True
-            out.inbox.append(out)
+    def scan(self, tokens: list[bytes], tails: bool = False) -> None:
+        """One step of the engine, and the scan that follows it."""
+        pairs, records = [], b""
+        for slot, (way, token) in enumerate(zip(self.ways, tokens, strict=True)):
+            way.log.raw += token
+            records += way.log.tail()
+            if token:
+                pairs.append((slot, way.log.word()))
+        self.begin_step()
+        places = [out if out.reader else None for out in self.outs]
+        moves = Moves(0, iter(pairs), records if tails else b"")
+        for slot, _ in self.step.take(places, moves):  # type: ignore[arg-type]
+            self.sender.mark(self.outs[slot])
 
     def texts(self) -> list[bytes]:
         found = []
@@ -315,7 +321,7 @@ class Step(Pair):
 
 
 def test_after_the_first_frame_a_token_is_one_frame_and_nobody_is_asked_for_it() -> None:
-    step = Step(20)
+    step = Steps(20)
     for turn in range(50):
         step.scan([b"%d-%d " % (at, turn) for at in range(20)])
         step.batch()
@@ -333,7 +339,7 @@ def test_after_the_first_frame_a_token_is_one_frame_and_nobody_is_asked_for_it()
 
 @pytest.mark.parametrize("left", [SHORT_WINDOW - 1, SHORT_WINDOW])
 def test_a_token_goes_the_short_way_only_into_a_window_that_surely_takes_it(left: int) -> None:
-    step = Step(1)
+    step = Steps(1)
     step.scan([b"first"])
     step.batch()
     (out,) = step.outs
@@ -351,13 +357,13 @@ def test_a_token_goes_the_short_way_only_into_a_window_that_surely_takes_it(left
 
 @given(st.data())
 def test_any_tokens_in_any_steps_through_any_windows_arrive_once_and_in_order(data: Any) -> None:
-    step = Step(3, window=data.draw(st.sampled_from([10, 100, 20_000, 2**20])))
+    step = Steps(3, window=data.draw(st.sampled_from([10, 100, 20_000, 2**20])))
     token = st.one_of(st.binary(max_size=8), st.integers(4000, 5000).map(bytes))
     wanted = [b""] * 3
     for _ in range(data.draw(st.integers(1, 12))):
         tokens = [data.draw(token) for _ in range(3)]
         wanted = [text + token for text, token in zip(wanted, tokens, strict=True)]
-        step.scan(tokens)
+        step.scan(tokens, data.draw(st.booleans()))
         if data.draw(st.booleans()):
             step.batch()
         if data.draw(st.booleans()):

@@ -114,7 +114,7 @@ class StreamAnswer:
         out.last_frame_ns = call.last_frame_ns
         out.counters = call.counters
         out.head = self._head
-        out.reader = self._stream.follow(out)
+        out.reader = self._stream.follow(out, out.word)
 
     @property
     def more(self) -> bool:

@@ -23,7 +23,7 @@ from rrpa_sidecar.frontend.batched.gate import Breach, Gate
 from rrpa_sidecar.frontend.batched.intake import Intake
 from rrpa_sidecar.frontend.batched.liveness import Liveness
 from rrpa_sidecar.frontend.batched.open_calls import Call, OpenCalls
-from rrpa_sidecar.frontend.batched.sender import Outgoing
+from rrpa_sidecar.frontend.batched.sender import BATCH_BYTES, Outgoing
 from rrpa_sidecar.frontend.batched.state import State
 from rrpa_sidecar.status import one_line
 
@@ -53,7 +53,7 @@ class Connection(asyncio.Protocol):
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._h2 = State(server.streams_limit)
-        self._calls = OpenCalls(self._h2, server.held, server.clock, self._loop, self.flush_soon)
+        self._calls = OpenCalls(self._h2, server.held, self._loop, self.flush_soon)
         self._sender = self._calls.sender
         self._budget = Budget(server.streams_limit, self._loop.time())
         self._intake = Intake(Gate(self._budget, self._calls.__len__))
@@ -203,7 +203,7 @@ class Connection(asyncio.Protocol):
 
     def begin_reflection(self, call: Call) -> None:
         """Serve a call whose requests are answered as they come."""
-        out = Outgoing(call.stream_id, self._h2.streams[call.stream_id], self._sender.ready)
+        out = Outgoing(call.stream_id, self._h2.streams[call.stream_id], self._sender)
         self._accept(call, out, Accepted(ReflectionAnswer(), ()))
 
     def _begin(self, call: Call, request: bytes) -> None:
@@ -212,7 +212,7 @@ class Connection(asyncio.Protocol):
             self._calls.remove(call)
             return
         left_s = None if call.due_s is None else call.due_s - self._loop.time()
-        out = Outgoing(stream_id, self._h2.streams[stream_id], self._sender.ready)
+        out = Outgoing(stream_id, self._h2.streams[stream_id], self._sender)
 
         def waker() -> None:
             self._sender.mark(out)
@@ -259,9 +259,13 @@ class Connection(asyncio.Protocol):
 
     # --- What leaves ----------------------------------------------------------------------
 
-    def step(self) -> None:
-        """Send what a scan has put into the sender's list."""
-        if self._sender.ready:
+    def begin_step(self) -> None:
+        """Let the short way add frames, if they can leave now."""
+        self._sender.begin_step(0 if self._paused or self._closed else BATCH_BYTES)
+
+    def end_step(self) -> None:
+        """Send what it has added, and what else is to be said."""
+        if self._sender.has_work:
             self._flush()
 
     def flush_soon(self) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, ValuesView
 
 from h2.errors import ErrorCodes
 
-from rrpa_sidecar.clock import Clock
 from rrpa_sidecar.errors import CapacityExhausted, DeadlinePassed, RRPAError
 from rrpa_sidecar.frontend.answering import told
 from rrpa_sidecar.frontend.batched import headers
@@ -65,7 +64,6 @@ class OpenCalls:
         self,
         h2: State,
         held: Held,
-        clock: Clock,
         loop: asyncio.AbstractEventLoop,
         flush_soon: Callable[[], None],
     ) -> None:
@@ -76,7 +74,7 @@ class OpenCalls:
         self._flush_soon = flush_soon
         self._calls: dict[int, Call] = {}
         self._fed_s = 0.0
-        self.sender = Sender(h2, clock, self._answered)
+        self.sender = Sender(h2, self._answered)
 
     def __len__(self) -> int:
         return len(self._calls)

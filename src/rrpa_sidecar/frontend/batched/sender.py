@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rrpa_sidecar.clock import Clock
-from rrpa_sidecar.control.live import Place
 from rrpa_sidecar.frontend.batched import wire
 from rrpa_sidecar.frontend.batched.answers import MESSAGE_OVERHEAD_BYTES, NOTHING, Answer, End
 from rrpa_sidecar.frontend.batched.heads import Head
+from rrpa_sidecar.frontend.batched.step import SHORT_WINDOW
 from rrpa_sidecar.metrics import ModelMetrics
 from rrpa_sidecar.stream.stream import FRAME_LIMIT_BYTES, StreamReader
 
@@ -28,15 +27,16 @@ BATCH_BYTES = 256 * 1024
 LEAST_BYTES = MESSAGE_OVERHEAD_BYTES + 4
 """A message may have these whatever the windows say; what does not fit is held and cut."""
 
-SHORT_BYTES = 4096
-"""Most raw bytes that go the short way. Three times as many, and their head, fit into the smallest
-frame that HTTP/2 lets a peer ask for, 16,384 bytes, and so into a window of that size."""
 
-SHORT_WINDOW = 16384
+class Outgoing:
+    """One answer on its way out.
 
-
-class Outgoing(Place):
-    """One answer on its way out."""
+    sender: of its connection.
+    rest: the part of a message that found no window.
+    in_message: some of that message has been sent, so all of it has to be.
+    reader: its next token can go the short way, with `head` before it, counted in `counters`.
+    word: of its slot in its engine's table, where the short way could not take it.
+    """
 
     __slots__ = (
         "answer",
@@ -45,62 +45,62 @@ class Outgoing(Place):
         "head",
         "in_message",
         "last_frame_ns",
+        "queued",
         "reader",
         "rest",
+        "sender",
         "stream",
         "stream_id",
+        "word",
     )
 
     head: Head
     counters: ModelMetrics
 
     def __init__(
-        self,
-        stream_id: int,
-        stream: H2Stream,
-        inbox: list[Outgoing],
-        answer: Answer = NOTHING,
+        self, stream_id: int, stream: H2Stream, sender: Sender, answer: Answer = NOTHING
     ) -> None:
-        super().__init__(inbox)
         self.stream_id = stream_id
         self.stream = stream
+        self.sender = sender
         self.answer = answer
         self.rest = b""
-        """The part of a message that found no window."""
         self.in_message = False
-        """Some of that message has been sent, so all of it has to be."""
         self.reader: StreamReader | None = None
-        """Its next token can go the short way, with `head` before it, counted in `counters`."""
         self.last_frame_ns = 0
+        self.word = 0
+        self.queued = False
         self.gone = False
 
 
 class Sender:
     """Round robin over the answers of one connection that have something to say."""
 
-    def __init__(
-        self, h2: H2Connection, clock: Clock, on_end: Callable[[Outgoing, End], None]
-    ) -> None:
+    def __init__(self, h2: H2Connection, on_end: Callable[[Outgoing, End], None]) -> None:
         """on_end: called when everything of an answer but its trailers is in the batch."""
         self._h2 = h2
-        self._clock = clock
         self._on_end = on_end
-        self.ready: list[Outgoing] = []
-        """Answers whose turn it is: `mark` puts them there, and so does the broker's scan."""
+        self._ready: list[Outgoing] = []
+        self._parts: list[bytes] = []
         self.frames = 0
         """DATA frames made so far."""
+        self.credit = 0
+        """Bytes that the short way may put into this step."""
+        self._given = 0
+        self.append = self._parts.append
 
     @property
     def has_work(self) -> bool:
         """Whether another batch would hold something, if the transport takes it."""
-        return bool(self.ready) and self._h2.outbound_flow_control_window > 0
+        if self._parts:
+            return True
+        return bool(self._ready) and self._h2.outbound_flow_control_window > 0
 
     def mark(self, out: Outgoing) -> None:
         """Say that `out` may have something new, or window. Cheap, and harmless if not so."""
-        out.word = 0  # the long way: it knows of ends and of windows
         if not out.queued and not out.gone:
             out.queued = True
-            self.ready.append(out)
+            self._ready.append(out)
 
     def drop(self, out: Outgoing) -> None:
         """Forget an answer whose caller is gone: its log may be closed from now on."""
@@ -123,63 +123,43 @@ class Sender:
         self._on_end(out, end)
         return True
 
-    def batch(self) -> list[bytes]:
-        """Return what goes out now, headers and trailers included.
+    def begin_step(self, room: int) -> None:
+        """Give credit for frames that are appended until the next batch.
 
-        A token's whole way through the front end is the `if` below: no event, no message, no call
-        that the profile would show. Everything else, from the first frame to the end, a small
-        window or a large backlog, goes the long way, by `_turn`.
+        room: bytes that the transport takes now.
         """
-        h2 = self._h2
-        parts = [h2.data_to_send()]
-        now_ns = self._clock.now_ns()
+        window = self._h2.outbound_flow_control_window - SHORT_WINDOW
+        self._given = self.credit = max(min(window, room), 0)
+
+    def batch(self) -> list[bytes]:
+        """Return what goes out now, headers and trailers included; what was appended first.
+
+        Tokens of the short way leave before the rest of large backlogs.
+        """
+        h2, parts = self._h2, self._parts
+        h2.outbound_flow_control_window -= self._given - self.credit
+        self.frames += len(parts) // 2
+        self._parts = []
+        self.append = self._parts.append
+        self.credit = self._given = 0
+        parts.append(h2.data_to_send())
         window = h2.outbound_flow_control_window
         enough = max(window - BATCH_BYTES, 0)
-        counters, since_ns, frames, n_bytes = None, 0, 0, 0
-        append, frame_head = parts.append, wire.HEAD_BYTES
-        while self.ready and window > enough:
-            turns = iter(self.ready[:])
-            self.ready.clear()
+        while self._ready and window > enough:
+            turns = iter(self._ready[:])
+            self._ready.clear()
             for out in turns:
                 if window <= enough:
-                    self.ready[:0] = [out, *turns]
+                    self._ready[:0] = [out, *turns]
                     break
                 out.queued = False
-                stream = out.stream
-                left = stream.outbound_flow_control_window
-                reader = out.reader
-                if (
-                    reader is not None
-                    and left >= SHORT_WINDOW
-                    and window >= SHORT_WINDOW
-                    and (data := reader.promised(out.word, SHORT_BYTES, out.tail))
-                ):
-                    size = len(data)
-                    head = out.head(out.stream_id, reader.offset - size, size)
-                    append(head)
-                    append(data)
-                    taken = len(head) - frame_head + size
-                    # Streams of one step are alike, so that counting is mostly these comparisons.
-                    if out.last_frame_ns != since_ns or out.counters is not counters:
-                        if counters is not None:
-                            counters.frames_alike(frames, n_bytes, (now_ns - since_ns) / 1e9)
-                            self.frames += frames
-                        counters, since_ns, frames, n_bytes = out.counters, out.last_frame_ns, 0, 0
-                    out.last_frame_ns = now_ns
-                    frames += 1
-                    n_bytes += size
-                elif out.gone:
+                if out.gone:
                     continue
-                else:
-                    h2.outbound_flow_control_window = window
-                    taken = self._turn(out, min(window, left), parts)
-                    left = stream.outbound_flow_control_window
-                stream.outbound_flow_control_window = left - taken
+                stream = out.stream
+                taken = self._turn(out, min(window, stream.outbound_flow_control_window), parts)
+                stream.outbound_flow_control_window -= taken
                 window -= taken
-        h2.outbound_flow_control_window = window
-        if counters is not None:
-            counters.frames_alike(frames, n_bytes, (now_ns - since_ns) / 1e9)
-            self.frames += frames
+                h2.outbound_flow_control_window = window
         parts.append(h2.data_to_send())
         return parts
 

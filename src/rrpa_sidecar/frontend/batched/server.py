@@ -13,6 +13,7 @@ from rrpa_sidecar.errors import RRPAError
 from rrpa_sidecar.frontend.batched.calls import Service
 from rrpa_sidecar.frontend.batched.connection import Connection
 from rrpa_sidecar.frontend.batched.held import Held
+from rrpa_sidecar.frontend.batched.step import Step
 from rrpa_sidecar.frontend.health import Health
 from rrpa_sidecar.metrics import Metrics
 
@@ -31,8 +32,8 @@ class BatchedServer:
         self, config: Config, broker: Broker, metrics: Metrics, clock: Clock, health: Health
     ) -> None:
         self.service = Service(broker, metrics, clock, health)
-        self.clock = clock
         self.connections: set[Connection] = set()
+        self.step = Step(self.connections, clock)
         self.streams_limit = config.max_open_calls + ROOM_FOR_REFUSALS
         self.request_limit = config.max_request_bytes
         self.held = Held(config.queue_bytes + config.max_request_bytes)
@@ -48,11 +49,6 @@ class BatchedServer:
         at_path = bound.family == socket.AF_UNIX
         create = loop.create_unix_server if at_path else loop.create_server
         self._listeners.append(await create(lambda: Connection(self), sock=bound, backlog=BACKLOG))
-
-    def step(self) -> None:
-        """Send what the broker's scan has put into the calls' places: one write a connection."""
-        for each in self.connections:
-            each.step()
 
     @property
     def open_calls(self) -> int:
