@@ -1,0 +1,97 @@
+"""Keeps the figures of the project's README equal to results/*.json, which benchmarks have written.
+
+python -m benchmarks.published            exits 1 if the page is out of date
+python -m benchmarks.published --write    rewrites its tables and pictures
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.spread import text
+
+RESULTS = Path(__file__).with_name("results")
+PAGE = Path(__file__).parent.parent / "README.md"
+
+Document = dict[str, Any]
+
+
+def tables(results: Path = RESULTS) -> dict[str, str]:
+    """Return the generated parts of the page by the name of their markers."""
+    paced = json.loads((results / "paced.json").read_text())
+    return {"paced": _paced(paced), "paced-how": _how(paced)}
+
+
+def render(page: str, results: Path = RESULTS) -> str:
+    """Return `page` with the text between each pair of markers made anew."""
+    for name, table in tables(results).items():
+        begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
+        head, _, rest = page.partition(begin)
+        _, _, tail = rest.partition(end)
+        if not tail:
+            raise SystemExit(f"{PAGE.name} lacks the markers of {name!r}")
+        page = f"{head}{begin}{table}{end}{tail}"
+    return page
+
+
+def main(argv: list[str]) -> int:
+    old = PAGE.read_text()
+    new = render(old)
+    if "--write" in argv:
+        from benchmarks import paced
+
+        PAGE.write_text(new)
+        document = json.loads((RESULTS / "paced.json").read_text())
+        paced.draw(document, RESULTS / "paced.svg")
+    elif new != old:
+        print("README.md is out of date: python -m benchmarks.published --write", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _paced(document: Document) -> str:
+    """One row for each peer and load, the product's own beside it."""
+    head = ("beside", "streams × tokens/s", "sidecar ÷ peer", "peer, µs/token", "sidecar, µs/token",
+            "all processes ÷ all of peer's")  # fmt: skip
+    ours = {row["load"]: row for row in document["results"] if row["ours"]}
+    rows = [
+        (
+            row["server"],
+            row["load"] if row["carried"] else f"{row['load']}, behind",
+            _ratio(row["ratio"]),
+            text(row["server_us"]),
+            text(ours[row["load"]]["server_us"]),
+            _ratio(row["all_ratio"]),
+        )
+        for row in document["results"]
+        if not row["ours"] and "ratio" in row
+    ]
+    return "".join(_row(row) for row in (head, ["---"] * len(head), *rows))
+
+
+def _ratio(spread: Document) -> str:
+    middle = spread["median"]
+    return f"**1/{1 / middle:.1f}**" if middle < 1 else f"{middle:.1f}× (the peer is cheaper)"
+
+
+def _how(document: Document) -> str:
+    machine, load = document["machine"], document["load"]
+    notes = "".join(f" {note[0].upper()}{note[1:]}." for note in document["notes"])
+    return (
+        f"Medians (least–most) of {load['rounds']} rounds of {load['window_s']:g} s in which the"
+        f" servers took turns; {load['token']} a token; {machine['cpu']}, {machine['cores']}"
+        f" {'virtual ' if machine['virtual'] else ''}cores, Linux {machine['kernel']},"
+        f" {machine['python']}, commit {machine['commit']}.{notes}\n"
+    )
+
+
+def _row(cells: Iterable[object]) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |\n"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
