@@ -18,7 +18,6 @@ from rrpa_sidecar.frontend.batched.gate import COST, OTHER_COST, TURN_COST, Brea
 from rrpa_sidecar.frontend.batched.held import Held
 from rrpa_sidecar.frontend.batched.intake import Intake
 from rrpa_sidecar.frontend.batched.messages import RequestReader
-from rrpa_sidecar.status import Code
 
 LIMIT = 100
 
@@ -152,14 +151,6 @@ def test_messages_of_statuses_are_printable_ascii_and_can_be_read_back(text: str
     raw = headers.percent_encoded(text)
     assert all(0x20 <= byte <= 0x7E for byte in raw)
     assert unquote_to_bytes(raw) == text.encode("utf-8", "replace")
-
-
-def test_trailers_alone_are_headers_too() -> None:
-    found = dict(headers.trailers(Code.UNIMPLEMENTED, "no", (("a", "b"),), alone=True))
-    assert found[b":status"] == b"200"
-    assert found[b"grpc-status"] == b"12"
-    assert found[b"grpc-accept-encoding"] == b"identity"
-    assert b":status" not in dict(headers.trailers(Code.OK, "", (), alone=False))
 
 
 def test_a_budget_is_used_up_by_a_flood_and_refills_with_time_up_to_its_burst() -> None:

@@ -228,7 +228,7 @@ class Connection(asyncio.Protocol):
         """Say that the call is taken; its answer follows."""
         out.answer = accepted.answer
         call.out = out
-        self._h2.send_headers(call.stream_id, headers.response(accepted.metadata))
+        self._h2.say(call.stream_id, headers.response(accepted.metadata))
         self._sender.mark(out)
 
     def greeted(self) -> None:

@@ -12,14 +12,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rrpa_sidecar.errors import CapacityExhausted, InvalidRequest
+from rrpa_sidecar.frontend.batched.fields import STATUS_200, field, fields
 from rrpa_sidecar.frontend.metadata import TOTAL_LIMIT_BYTES, Pairs
 from rrpa_sidecar.status import Code
 
-Headers = list[tuple[bytes, bytes]]
-
-CONTENT_TYPE = (b"content-type", b"application/grpc")
-ACCEPTED = (b"grpc-accept-encoding", b"identity")
-OK = (b":status", b"200")
+BEGIN = STATUS_200 + field(b"content-type", b"application/grpc")
+ACCEPTED = field(b"grpc-accept-encoding", b"identity")
 
 OURS = {
     "te",
@@ -110,20 +108,25 @@ def _decoded(value: str) -> list[str]:
     return found
 
 
-def response(metadata: Pairs) -> Headers:
-    """Return the headers that begin an answer."""
-    return [OK, CONTENT_TYPE, *_fields(metadata)]
+def http(status: int) -> bytes:
+    """Return the block of an answer that is no gRPC."""
+    return field(b":status", b"%d" % status)
 
 
-def trailers(code: Code, text: str, metadata: Pairs, *, alone: bool) -> Headers:
-    """Return what ends an answer. alone: nothing came before it ("Trailers-Only")."""
-    found = [OK, CONTENT_TYPE] if alone else []
-    found.append((b"grpc-status", b"%d" % code))
+def response(metadata: Pairs) -> bytes:
+    """Return the block that begins an answer."""
+    return BEGIN + fields(metadata)
+
+
+def trailers(code: Code, text: str, metadata: Pairs, *, alone: bool) -> bytes:
+    """Return the block that ends an answer. alone: nothing came before ("Trailers-Only")."""
+    block = BEGIN if alone else b""
+    block += field(b"grpc-status", b"%d" % code)
     if text:
-        found.append((b"grpc-message", percent_encoded(text)))
+        block += field(b"grpc-message", percent_encoded(text))
     if code is Code.UNIMPLEMENTED:
-        found.append(ACCEPTED)
-    return [*found, *_fields(metadata)]
+        block += ACCEPTED
+    return block + fields(metadata)
 
 
 def percent_encoded(text: str) -> bytes:
@@ -132,7 +135,3 @@ def percent_encoded(text: str) -> bytes:
     return b"".join(
         b"%c" % byte if 0x20 <= byte <= 0x7E and byte != 0x25 else b"%%%02X" % byte for byte in raw
     )
-
-
-def _fields(metadata: Pairs) -> Headers:
-    return [(key.encode(), value.encode("latin-1", "replace")) for key, value in metadata]

@@ -125,13 +125,13 @@ class OpenCalls:
             call.timer = self._loop.call_later(BROKEN_S, self._break, call)
         else:
             trailers = headers.trailers(end.code, end.text, end.metadata, alone=call.out is None)
-            self._h2.send_headers(stream_id, trailers, end_stream=True)
+            self._h2.say(stream_id, trailers, last=True)
             self._stop_request(call)
             self.remove(call)
 
     def answer_http(self, call: Call, status: int) -> None:
         """Answer what is no gRPC call as plain HTTP."""
-        self._h2.send_headers(call.stream_id, [(b":status", b"%d" % status)], end_stream=True)
+        self._h2.say(call.stream_id, headers.http(status), last=True)
         self._stop_request(call)
         self.remove(call)
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from h2.config import H2Configuration
-from h2.connection import H2Connection
+from h2.connection import ConnectionInputs, H2Connection
 from h2.errors import ErrorCodes
 from h2.events import Event
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
+from h2.stream import StreamInputs
 from hpack import Decoder, HeaderTuple, HPACKError, OversizedHeaderListError
 from hyperframe.frame import Frame, GoAwayFrame
 
+from rrpa_sidecar.frontend.batched.fields import NO_TABLE
+from rrpa_sidecar.frontend.batched.wire import header_frames
 from rrpa_sidecar.frontend.metadata import TOTAL_LIMIT_BYTES
 
 FRAME_BYTES = 1 << 14
@@ -71,6 +74,7 @@ class State(H2Connection):
         )
         self.decoder = FieldsDecoder()
         self.decoder.max_header_list_size = HEADERS_HARD_LIMIT_BYTES
+        self._before_first_block = NO_TABLE
         self.initiate_connection()
         self.increment_flow_control_window(CONNECTION_WINDOW)
 
@@ -79,6 +83,25 @@ class State(H2Connection):
         """Always 0: h2 would look at every stream for each new one, and end the connection of a
         peer that has not read the limit yet. Whoever holds the calls counts them."""
         return 0
+
+    def say(self, stream_id: int, block: bytes, *, last: bool = False) -> None:
+        """Send a block of `headers` on a stream. last: it ends our side of the stream.
+
+        `send_headers` would look at every field anew and compress it (fields.py), and build frames
+        of objects. What is left of it here is what the stream's state has to know.
+
+        Raises:
+          ProtocolError: the stream or the connection is over.
+        """
+        self.state_machine.process_input(ConnectionInputs.SEND_HEADERS)
+        stream = self.streams[stream_id].state_machine
+        stream.process_input(StreamInputs.SEND_HEADERS)
+        if last:
+            stream.process_input(StreamInputs.SEND_END_STREAM)
+        block, self._before_first_block = self._before_first_block + block, b""
+        self._data_to_send += header_frames(
+            stream_id, block, self.max_outbound_frame_size, last=last
+        )
 
     def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Frame], list[Event]]:
         """Go on after a GOAWAY without an error: h2 would send no more on streams that are open.

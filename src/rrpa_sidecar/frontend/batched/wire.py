@@ -1,6 +1,6 @@
-"""Bytes on the wire that we write ourselves: DATA frames, and the GOAWAY of a drain. Pure.
+"""Bytes on the wire that we write ourselves: headers, DATA, and the GOAWAY of a drain. Pure.
 
-Source: RFC 9113, 4.1, 6.1 and 6.8; gRPC over HTTP2, "Length-Prefixed-Message".
+Source: RFC 9113, 4.1, 6.1, 6.2, 6.8 and 6.10; gRPC over HTTP2, "Length-Prefixed-Message".
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 DATA, HEADERS, RST_STREAM, SETTINGS, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 7, 8, 9
 END_STREAM = ACK = 1
+END_HEADERS = 4
 HEAD_BYTES = 9
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 PREFIX_BYTES = 5
@@ -38,6 +39,23 @@ def frames(stream_id: int, body: bytes, frame_limit: int) -> Iterator[bytes]:
     for at in range(0, len(body), frame_limit):
         piece = body[at : at + frame_limit]
         yield _head(len(piece) >> 16, len(piece) & 0xFFFF, DATA, 0, stream_id) + piece
+
+
+def header_frames(stream_id: int, block: bytes, frame_limit: int, *, last: bool) -> bytes:
+    """Return the frames of a header block. last: nothing follows them on the stream."""
+    flags = END_STREAM if last else 0
+    if len(block) <= frame_limit:
+        size = len(block)
+        return _head(size >> 16, size & 0xFFFF, HEADERS, flags | END_HEADERS, stream_id) + block
+    parts = []
+    kind = HEADERS
+    for at in range(0, len(block), frame_limit):
+        piece = block[at : at + frame_limit]
+        if at + frame_limit >= len(block):
+            flags |= END_HEADERS
+        parts.append(_head(len(piece) >> 16, len(piece) & 0xFFFF, kind, flags, stream_id) + piece)
+        kind, flags = CONTINUATION, 0
+    return b"".join(parts)
 
 
 def goaway(last_stream_id: int, error_code: int = 0) -> bytes:
