@@ -43,12 +43,13 @@ def main(socket: str, shm_dir: str) -> None:
     )
     writers = []
     with grpc.insecure_channel(f"unix:{socket}") as channel:
-        for answer in EngineServiceStub(channel).Attach(iter(says.get, None)):
-            if answer.HasField("welcome"):
-                stream_bytes = answer.welcome.stream_bytes
-                bell = Ringer(answer.welcome.doorbell_path)
-            elif answer.HasField("submit"):
-                submit = answer.submit
+        answers = EngineServiceStub(channel).Attach(iter(says.get, None))
+        for command in (each for answer in answers for each in answer.commands):
+            if command.HasField("welcome"):
+                stream_bytes = command.welcome.stream_bytes
+                bell = Ringer(command.welcome.doorbell_path)
+            elif command.HasField("submit"):
+                submit = command.submit
                 writer = LogWriter.create(
                     directory,
                     submit.stream_id,

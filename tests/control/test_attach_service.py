@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from rrpa_sidecar.control.broker import Broker, Labels, LiveStream
 from rrpa_sidecar.control.pump import Pump
 from rrpa_sidecar.errors import EngineLost
 from rrpa_sidecar.metrics import Metrics
-from rrpa_sidecar.pb.engine_pb2 import AttachRequest, AttachResponse, Hello, Rejected
+from rrpa_sidecar.pb.engine_pb2 import AttachRequest, AttachResponse, Command, Hello, Rejected
 from rrpa_sidecar.pb.rrpa_pb2 import CreateStreamRequest
 from rrpa_sidecar.shm.directory import PlainDirectory
 from rrpa_sidecar.shm.doorbell import Bell, Ringer
@@ -84,14 +85,18 @@ class Attached:
 
     def __init__(self, call: grpc.aio.StreamStreamCall) -> None:
         self.call = call
+        self._heard: deque[Command] = deque()
 
     async def say(self, **event: object) -> None:
         await self.call.write(AttachRequest(**event))
 
-    async def hear(self) -> AttachResponse:
-        answer = await asyncio.wait_for(self.call.read(), SOON_S)
-        assert answer is not grpc.aio.EOF, await self.call.details()
-        return answer
+    async def hear(self) -> Command:
+        """Wait for the next command."""
+        if not self._heard:
+            answer = await asyncio.wait_for(self.call.read(), SOON_S)
+            assert answer is not grpc.aio.EOF, await self.call.details()
+            self._heard.extend(answer.commands)
+        return self._heard.popleft()
 
     async def status(self) -> tuple[grpc.StatusCode, str]:
         """Wait for the call's end; gRPC tells the status after the last message was read."""

@@ -6,16 +6,18 @@ import asyncio
 
 import pytest
 
-from rrpa_sidecar.control.outbox import ROOM, ROOM_PER_SLOT, Outbox
+from rrpa_sidecar.control.live import Labels, LiveStream, Timing
+from rrpa_sidecar.control.outbox import MESSAGE_BYTES, ROOM, ROOM_PER_SLOT, Outbox
 from rrpa_sidecar.errors import CapacityExhausted, CorruptLog
 
 
-async def test_commands_leave_in_order():
+async def test_commands_leave_in_order_and_together():
     outbox = Outbox(1)
     outbox.cancel("a")
     outbox.release("b")
-    assert (await outbox.take()).cancel.stream_id == "a"
-    assert (await outbox.take()).release.stream_id == "b"
+    cancel, release = (await outbox.take()).commands
+    assert cancel.cancel.stream_id == "a"
+    assert release.release.stream_id == "b"
 
 
 async def test_take_waits_for_a_command():
@@ -24,7 +26,24 @@ async def test_take_waits_for_a_command():
     await asyncio.sleep(0)
     assert not taking.done()
     outbox.cancel("a")
-    assert (await taking).cancel.stream_id == "a"
+    (cancel,) = (await taking).commands
+    assert cancel.cancel.stream_id == "a"
+
+
+@pytest.mark.parametrize(("size", "together"), [(MESSAGE_BYTES - 1, 1), (MESSAGE_BYTES // 3, 3)])
+async def test_message_is_closed_by_the_command_that_makes_it_long(size, together):
+    outbox = Outbox(4)
+    for number in range(7):
+        labels = Labels(str(number), "s")
+        stream = LiveStream(None, "i", "m", labels, b"x" * size, Timing(0), None)
+        stream.slot = 0
+        outbox.submit(stream, None)
+    said = []
+    while len(said) < 7:
+        commands = (await outbox.take()).commands
+        assert len(commands) == min(together, 7 - len(said))
+        said += [command.submit.request_id for command in commands]
+    assert said == [str(number) for number in range(7)]
 
 
 async def test_engine_that_never_reads_is_given_up_at_the_limit():

@@ -39,7 +39,12 @@ class Attachment:
         self.commands.put(None)
 
     def say(self, **command: Any) -> None:
-        self.commands.put(engine_pb2.AttachResponse(**command))
+        self.say_all(command)
+
+    def say_all(self, *commands: dict[str, Any]) -> None:
+        """Say several commands in one message."""
+        built = [engine_pb2.Command(**command) for command in commands]
+        self.commands.put(engine_pb2.AttachResponse(commands=built))
 
 
 class FakeSidecar:
@@ -136,13 +141,12 @@ class FakeSidecar:
         attachment = Attachment(next(requests).hello)
         if self.refuse is not None:
             context.abort(*self.refuse)
-        yield engine_pb2.AttachResponse(
-            welcome=engine_pb2.Welcome(
-                doorbell_path=self.bell.path,
-                stream_bytes=self.stream_bytes,
-                sidecar_version="fake",
-            )
+        welcome = engine_pb2.Welcome(
+            doorbell_path=self.bell.path,
+            stream_bytes=self.stream_bytes,
+            sidecar_version="fake",
         )
+        yield engine_pb2.AttachResponse(commands=[engine_pb2.Command(welcome=welcome)])
         self.attachments.put(attachment)
         ThreadPoolExecutor(1).submit(self._listen, requests, attachment)
         context.add_callback(lambda: attachment.commands.put(None))

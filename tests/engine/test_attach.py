@@ -16,6 +16,7 @@ from rrpa_sidecar.engine import AttachRefused, Code, JobCancelled, attach
 from rrpa_sidecar.engine.backoff import FIRST_S, LONGEST_S, Backoff
 from rrpa_sidecar.engine.bell import StepBell
 from rrpa_sidecar.errors import ShmFull, StartupError, StreamMisuse
+from rrpa_sidecar.pb import engine_pb2
 from rrpa_sidecar.shm import layout
 from rrpa_sidecar.shm.table import TableWriter
 from tests.engine.conftest import AttachTo
@@ -282,6 +283,22 @@ def test_jobs_go_to_one_of_several_threads(sidecar: FakeSidecar, attach_to: Atta
     for thread in threads:
         thread.join(5)
     assert sorted(taken) == sorted(given)
+
+
+def test_commands_of_one_message_are_obeyed_in_their_order(
+    sidecar: FakeSidecar, attach_to: AttachTo
+) -> None:
+    engine = attach_to(sidecar, capacity=3)
+    attachment = sidecar.attached()
+    submits = [
+        {"submit": engine_pb2.Submit(stream_id=f"{slot:032x}", slot=slot)} for slot in range(3)
+    ]
+    cancel = {"cancel": engine_pb2.Cancel(stream_id=f"{1:032x}")}
+    attachment.say_all(*submits[:2], cancel, submits[2])
+    rejected = attachment.rejected.get(timeout=5)
+    assert (rejected.stream_id, rejected.code) == (f"{1:032x}", Code.CANCELLED)
+    jobs = engine.jobs()
+    assert [next(jobs).stream_id for _ in range(2)] == [f"{0:032x}", f"{2:032x}"]
 
 
 def test_wait_returns_for_a_cancel_a_wake_and_when_time_is_up(

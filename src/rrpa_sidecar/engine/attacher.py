@@ -118,7 +118,7 @@ class Attacher:
             self._detach(connection)
         return "the sidecar ended the attachment"
 
-    def _obey(self, connection: Connection, command: engine_pb2.AttachResponse) -> None:
+    def _obey(self, connection: Connection, command: engine_pb2.Command) -> None:
         kind = command.WhichOneof("command")
         if kind == "submit":
             self._submit(connection, command.submit)

@@ -60,13 +60,14 @@ class Connection:
         )
         self._call = attach(iter(self._outbox.get, None))
 
-    def commands(self) -> Iterator[engine_pb2.AttachResponse]:
+    def commands(self) -> Iterator[engine_pb2.Command]:
         """Yield what the sidecar says; ends when it ends the call.
 
         Raises:
           grpc.RpcError: the call failed or was aborted.
         """
-        yield from self._call
+        for message in self._call:
+            yield from message.commands
 
     def reject(self, stream_id: str, code: int, text: str) -> None:
         """Say that a submission will not begin. Thread-safe."""

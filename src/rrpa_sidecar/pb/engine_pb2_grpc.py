@@ -48,7 +48,7 @@ class EngineServiceServicer(object):
 
     def Attach(self, request_iterator, context):
         """One call per engine process, open for as long as the engine serves. The first message
-        from the engine is Hello, the first answer is Welcome. When the call ends, the engine
+        from the engine is Hello, the first command is Welcome. When the call ends, the engine
         is detached and its streams are over.
 
         Errors: INVALID_ARGUMENT (Hello is wrong), FAILED_PRECONDITION (the engine's shared
