@@ -106,8 +106,12 @@ class Connection(asyncio.Protocol):
         assert self._liveness is not None
         self._liveness.heard()
         self._intake.add(data)
-        if not self._turning:
+        if self._turning:
+            return
+        if self._server.turns.free(self._loop):
             self._turn()
+        else:
+            self._read_on()
 
     def _turn(self) -> None:
         """Act on what has arrived, as much of it as others can wait for."""
@@ -144,7 +148,7 @@ class Connection(asyncio.Protocol):
         self._transport.pause_reading()
         if not self._turning:
             self._turning = True
-            self._loop.call_soon(self._turn)
+            self._server.turns.ask(self._loop, self._turn)
 
     def _ignore(self, count: int) -> None:
         """Pass over what arrives after the end, so that the peer gets to read why."""

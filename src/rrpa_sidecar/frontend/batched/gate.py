@@ -29,8 +29,8 @@ from rrpa_sidecar.frontend.batched.wire import (
     WINDOW_UPDATE,
 )
 
-TURN_COST = 10_000
-"""What one connection may cost in one turn of the loop: some 10 ms, then others have theirs."""
+TURN_COST = 2_000
+"""What one connection may cost in one turn: some 2 ms, then others have theirs."""
 
 COST = {HEADERS: 150, DATA: 100, RST_STREAM: 50, CONTINUATION: 20}
 OTHER_COST = 10

@@ -14,6 +14,7 @@ from rrpa_sidecar.frontend.batched.calls import Service
 from rrpa_sidecar.frontend.batched.connection import Connection
 from rrpa_sidecar.frontend.batched.held import Held
 from rrpa_sidecar.frontend.batched.step import Step
+from rrpa_sidecar.frontend.batched.turns import Turns
 from rrpa_sidecar.frontend.health import Health
 from rrpa_sidecar.metrics import Metrics
 
@@ -37,6 +38,7 @@ class BatchedServer:
         self.streams_limit = config.max_open_calls + ROOM_FOR_REFUSALS
         self.request_limit = config.max_request_bytes
         self.held = Held(config.queue_bytes + config.max_request_bytes)
+        self.turns = Turns()
         self._listeners: list[asyncio.Server] = []
 
     async def listen(self, bound: socket.socket) -> None:
