@@ -20,6 +20,11 @@ BEGIN = STATUS_200 + field(b"content-type", b"application/grpc")
 ACCEPTED = field(b"grpc-accept-encoding", b"identity")
 
 OURS = {
+    ":method",
+    ":scheme",
+    ":authority",
+    ":path",
+    ":protocol",
     "te",
     "content-type",
     "grpc-timeout",
@@ -30,6 +35,8 @@ OURS = {
     "content-length",
 }
 """What gRPC's libraries do not show to handlers as metadata."""
+
+_is_grpc = re.compile(r"application/grpc([+;].*)?").fullmatch
 
 FIELD_BYTES = 160
 """Memory of a pair of texts besides their characters."""
@@ -78,21 +85,23 @@ def read(headers: Iterable[tuple[bytes, bytes]]) -> Head:
     """Return what `headers`, which h2 has checked, say."""
     head = Head("", [])
     known: dict[str, str] = {}
+    size = 0
     for raw_key, raw_value in headers:
         key, value = raw_key.decode("latin-1"), raw_value.decode("latin-1")
-        head.size_bytes += FIELD_BYTES + len(key) + len(value)
-        if key.startswith(":") or key in OURS:
+        size += FIELD_BYTES + len(key) + len(value)
+        if key in OURS:
             known[key] = value
         elif key.endswith("-bin"):
             head.metadata += [(key, each) for each in _decoded(value)]
         else:
             head.metadata.append((key, value))
+    head.size_bytes = size
     head.path = known.get(":path", "")
     head.timeout = known.get("grpc-timeout", "")
     head.encoding = known.get("grpc-encoding", "identity")
     if known.get(":method") != "POST":
         head.http_status = 405
-    elif not re.fullmatch(r"application/grpc([+;].*)?", known.get("content-type", "")):
+    elif not _is_grpc(known.get("content-type", "")):
         head.http_status = 415
     return head
 
