@@ -90,7 +90,8 @@ def test_first_token_is_the_clients_time_and_its_parts_are_told_apart(
     print(f"at the client {seen:.3f} s, {first=:.3f} {engine=:.3f} {queue=:.3f} {gaps=:.3f}")
     assert 4 * 0.4 + 0.3 <= engine < first - 0.3
     assert 0.3 < queue <= first - engine
-    assert engine + queue <= first <= seen
+    # The server looks at its clock when the frame is handed over: on a busy machine a bit later.
+    assert engine + queue <= first <= seen + 0.1
     assert 5 * 0.02 * 0.5 < gaps < 5 * 0.02 + 1
 
 

@@ -128,7 +128,7 @@ def test_a_missing_directory_is_said(short_dir: pathlib.Path) -> None:
 
 
 def test_a_budget_beyond_the_memory_file_system_is_warned_of() -> None:
-    with Daemon(shm_bytes="1024TiB") as daemon:
+    with Daemon(shm_bytes="1024TiB", stream_bytes="1TiB") as daemon:
         assert "--shm-bytes promises streams 1024TiB" in daemon.stderr
     with Daemon() as daemon:
         assert "promises" not in daemon.stderr

@@ -236,15 +236,33 @@ def test_what_is_no_preface_is_a_breach_at_its_first_wrong_byte(raw: bytes, size
         (frame(wire.CONTINUATION, 16_384), 16),
         (frame(wire.RST_STREAM, 4), 50_000),
         (frame(wire.DATA, 0, wire.END_STREAM), 50_000),
+        (frame(wire.DATA, 1), 50_000),
     ],
     ids=["SETTINGS", "PING", "PING ACK", "PRIORITY", "empty DATA", "unknown", "WINDOW_UPDATE",
-         "CONTINUATION", "RST_STREAM", "last DATA"],
+         "CONTINUATION", "RST_STREAM", "last DATA", "DATA of a byte"],
 )  # fmt: skip
 def test_a_flood_is_cut_at_its_limit(raw: bytes, allowed: int) -> None:
     passed(gate(), wire.PREFACE + raw * allowed, 65_536)
     with pytest.raises(Breach) as caught:
         passed(gate(), wire.PREFACE + raw * (allowed + 1), 65_536)
     assert caught.value.code == ErrorCodes.ENHANCE_YOUR_CALM
+
+
+def test_frames_full_of_a_request_are_no_flood_however_many() -> None:
+    raw = frame(wire.DATA, 1024) * 1000
+    judge = gate()
+    passed(judge, wire.PREFACE, 65_536)
+    for _ in range(60):
+        passed(judge, raw, 65_536)
+
+
+def test_each_call_brings_the_frames_that_it_needs() -> None:
+    budget = Budget(100, 0.0)
+    assert budget.frames.spend(0.0, 50_000)
+    for _ in range(1000):
+        budget.began()
+        assert budget.frames.spend(0.0, 10)
+    assert not budget.frames.spend(0.0)
 
 
 def test_settings_cost_more_when_many_streams_have_to_be_told() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from h2.errors import ErrorCodes
 
-from rrpa_sidecar.frontend.batched.budget import Budget
+from rrpa_sidecar.frontend.batched.budget import FULL_BYTES, Budget
 from rrpa_sidecar.frontend.batched.state import FRAME_BYTES, HEADERS_HARD_LIMIT_BYTES
 from rrpa_sidecar.frontend.batched.wire import (
     ACK,
@@ -119,7 +119,8 @@ class Gate:
         """Return what a frame will cost."""
         budget = self._budget
         cost = COST.get(kind, OTHER_COST)
-        if not budget.frames.spend(now_s):
+        full = kind == DATA and size >= FULL_BYTES
+        if not full and not budget.frames.spend(now_s):
             raise too_much("frames")
         if kind in FIELD_BYTES:
             self._fields_bytes = size + (self._fields_bytes if kind == CONTINUATION else 0)
