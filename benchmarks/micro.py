@@ -39,8 +39,9 @@ from benchmarks.spread import ratios, spread
 from benchmarks.table import Column
 from rrpa_sidecar.clock import SystemClock
 from rrpa_sidecar.frontend.batched.heads import stream_head
-from rrpa_sidecar.frontend.batched.sender import SHORT_BYTES, Outgoing, Sender
+from rrpa_sidecar.frontend.batched.sender import Outgoing, Sender
 from rrpa_sidecar.frontend.batched.state import State
+from rrpa_sidecar.frontend.batched.step import SHORT_BYTES, Step
 from rrpa_sidecar.frontend.batched.wire import one_frame
 from rrpa_sidecar.frontend.frames import StreamFrames
 from rrpa_sidecar.metrics import Metrics
@@ -49,7 +50,7 @@ from rrpa_sidecar.shm.descriptors import use_all
 from rrpa_sidecar.shm.directory import open_directory
 from rrpa_sidecar.shm.doorbell import Bell
 from rrpa_sidecar.shm.reader import LogReader
-from rrpa_sidecar.shm.table import TableReader, TableWriter
+from rrpa_sidecar.shm.table import Moves, TableReader, TableWriter
 from rrpa_sidecar.shm.writer import LogWriter
 from rrpa_sidecar.stream.events import Data
 from rrpa_sidecar.stream.stream import StreamReader
@@ -61,6 +62,8 @@ STREAMS = 512
 STREAM_BYTES = 256 * 1024
 CJK = "日本".encode()
 WINDOW = 2**31 - 1
+TAILS_BYTES = 4096
+"""The tail records of a block of slots, which the table's reader reads at once."""
 HELD = 128
 """Small writes that a Unix socket surely holds; to empty it now and then costs 1 % of them."""
 
@@ -121,9 +124,10 @@ class Bench:
                 reader.poll()
                 readers.append(reader)
                 self.logs.append(log)
-        self.moved = self.table.poll()
-        for (_, word), reader in zip(self.moved, self.readers, strict=True):
-            assert reader.trust(word)
+        self.find()
+        for moves in self.moved:
+            for slot, word in moves.pairs:
+                assert self.readers[slot].trust(word)
         self.fds = [log.fd for log in self.logs[::2]]
         self.scratch = [os.dup(writer._lease.fd) for writer in self.writers]
         self.bell = Bell(str(folder / "bell"))
@@ -154,11 +158,12 @@ class Bench:
         for number in range(STREAMS):
             client.send_headers(2 * number + 1, CALL)
         server.receive_data(client.data_to_send())
-        self.sender = Sender(server, SystemClock(), lambda out, end: None)
+        self.sender = Sender(server, lambda out, end: None)
+        self.step = Step((), SystemClock())
         counters = Metrics().model("")
         outs = []
         for (stream_id, stream), reader in zip(server.streams.items(), self.readers, strict=True):
-            out = Outgoing(stream_id, stream, self.sender.ready)
+            out = Outgoing(stream_id, stream, self.sender)
             out.reader, out.head, out.counters = reader, stream_head, counters
             outs.append(out)
         self.h2 = server
@@ -190,16 +195,34 @@ class Bench:
         self.bell._socket.recv(16)
 
     def find(self) -> None:
-        self.moved = self.table.poll()
+        """The pairs are walked here, so that every stage can; the product walks them once."""
+        self.moved = [each._replace(pairs=list(each.pairs)) for each in self.table.poll()]
 
     def find_bare(self) -> None:
         os.pread(self.table._fd, STREAMS * 8, layout.HEADER_BYTES)
+        for at in range(0, STREAMS * layout.TAIL_RECORD_BYTES, TAILS_BYTES):
+            os.pread(self.table._fd, TAILS_BYTES, self.table._tails_at + at)
 
     def read(self) -> None:
-        for (_, word), reader in zip(self.moved, self.readers, strict=True):
-            reader.promised(word, SHORT_BYTES)
+        size = layout.TAIL_RECORD_BYTES
+        for first, pairs, tails in self.moved:
+            for slot, word in pairs:
+                at = (slot - first) * size
+                self.readers[slot].promised(word, SHORT_BYTES, tails[at : at + size])
 
     def read_bare(self) -> None:
+        size = layout.TAIL_RECORD_BYTES
+        for first, pairs, tails in self.moved:
+            for slot, _ in pairs:
+                at = (slot - first) * size
+                tails[at : at + size]
+
+    def read_log(self) -> None:
+        for moves in self.moved:
+            for slot, word in moves.pairs:
+                self.readers[slot].promised(word, SHORT_BYTES)
+
+    def read_log_bare(self) -> None:
         at = self.long_readers[0].offset + layout.HEADER_BYTES
         for fd in self.fds:
             os.pread(fd, len(TOKEN), at)
@@ -237,18 +260,25 @@ class Bench:
             one_frame(out.stream_id, frames.data(Data(1000, TOKEN)))
 
     def take_batch(self) -> list[bytes]:
-        """Mark all answers, as the broker's scan does, and take their batch."""
-        ready, outs = self.sender.ready, self.outs
-        for slot, word in self.moved:
-            out = outs[slot]
-            out.word = word
-            out.queued = True
-            ready.append(out)
+        return self._batch(self.moved)
+
+    def find_batch(self) -> list[bytes]:
+        return self._batch(self.table.poll())
+
+    def _batch(self, moved: list[Moves]) -> list[bytes]:
+        """Send what has moved the short way, as the broker's scan does, and take the batch."""
+        self.sender.begin_step(WINDOW)
+        for moves in moved:
+            self.step.take(self.outs, moves)
         return self.sender.batch()
 
     def take_batch_bare(self) -> bytes:
-        at = self.long_readers[0].offset + layout.HEADER_BYTES
-        return b"".join([os.pread(fd, len(TOKEN), at) for fd in self.fds])
+        size, heads, parts = layout.TAIL_RECORD_BYTES, self.parts[::2], []
+        for first, pairs, tails in self.moved:
+            for slot, _ in pairs:
+                at = (slot - first) * size
+                parts += (heads[slot], tails[at : at + len(TOKEN)])
+        return b"".join(parts)
 
     def join(self) -> None:
         b"".join(self.parts)
@@ -325,28 +355,28 @@ def _stages(bench: Bench, pipe: Pipe) -> list[Stage]:
 
     def whole() -> None:
         bench.bell.drain()
-        bench.find()
-        pipe.send(b"".join(bench.take_batch()))
+        pipe.send(b"".join(bench.find_batch()))
 
     def whole_bare() -> None:
         bench.find_bare()
-        pipe.send_bare(bench.take_batch_bare())
+        pipe.send_bare(b"".join(bench.parts))
 
     ascii_cut, ascii_copy = (lambda f=f: f(TOKEN) for f in (bench.cut, bench.copy))
     cjk_cut, cjk_copy = (lambda f=f: f(CJK) for f in (bench.cut, bench.copy))
     return [
         Stage("engine: write into the log, table", bench.write, "pwrite", bench.write_bare),
         Stage("doorbell, once a step", bench.ring, "send and recv", bench.ring_bare),
-        Stage("find who moved in the table", bench.find, "pread of the table", bench.find_bare,
-              finds=True),
-        Stage("read a token, the short way", bench.read, "pread", bench.read_bare),
+        Stage("find who moved in the table, read its tails", bench.find,
+              "preads of the table", bench.find_bare, finds=True),
+        Stage("take a token from the tails", bench.read, "copy of the tail", bench.read_bare),
+        Stage("read a token from its log", bench.read_log, "pread", bench.read_log_bare),
         Stage("read a token, the long way", bench.read_long, "2 preads", bench.read_long_bare),
         Stage("cut characters, ASCII", ascii_cut, "copy of the bytes", ascii_copy),
         Stage("cut characters, 2 of 3 bytes", cjk_cut, "copy of the bytes", cjk_copy),
         Stage("pack a frame's head", bench.pack, "copy of the bytes", bench.pack_bare),
         Stage("pack a frame, the long way", bench.pack_long, "copy of the bytes", bench.pack_bare),
-        Stage("batch: turns, windows, read, pack, count", bench.take_batch,
-              "pread and join", bench.take_batch_bare),
+        Stage("batch: take, windows, pack, count", bench.take_batch,
+              "copy and join", bench.take_batch_bare),
         Stage("join the batch", bench.join, "copy of the bytes", bench.join_bare),
         Stage("write the batch", lambda: pipe.send(bench.batch),
               "bare write", lambda: pipe.send_bare(bench.batch)),
