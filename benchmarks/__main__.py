@@ -1,5 +1,12 @@
 """`python -m benchmarks`."""
 
-from benchmarks.cli import main
+import sys
+
+from benchmarks.needs import told
+
+try:
+    from benchmarks.cli import main
+except ModuleNotFoundError as exc:
+    sys.exit(told(exc))
 
 main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -25,6 +26,7 @@ def built(name: str, made_of: Iterable[bytes], build: Callable[[Path], Path]) ->
     if program.exists():
         return program
     BUILD.mkdir(exist_ok=True)
+    print(f"compile: {name}, once; it is kept in {BUILD.name}", file=sys.stderr, flush=True)
     # In the same file system, so that two runs that build at once each rename a whole file.
     with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=BUILD) as workdir:
         build(Path(workdir)).rename(program)

@@ -307,8 +307,8 @@ def _report(entries: list[Entry], result: Result, *, headline: bool) -> None:
         if not entry.carried:
             result.notes.append(
                 f"{entry.server.name} did not carry {entry.load.name}:"
-                f" {row['pace']['median']:.0%} of the due messages came,"
-                f" with {row['delivered']['median']:.0%} of the tokens"
+                f" {row['pace']['median']:.1%} of the due messages came,"
+                f" with {row['delivered']['median']:.1%} of the tokens"
             )
         result.results.append(row)
 

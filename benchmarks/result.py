@@ -19,6 +19,7 @@ class Result:
     ratios: peer → the product's cost divided by the peer's, for the load that `load` names
       first; below 1 the product is cheaper.
     notes: what was left out and why, and what else a reader must know.
+    command: what was typed, without the files to save in.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Result:
     results: list[dict[str, Any]] = field(default_factory=list)
     ratios: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    command: str = ""
 
     def document(self) -> dict[str, Any]:
         """Return the JSON's content. Raises ValueError if it would break the schema."""
@@ -80,7 +82,10 @@ def save(document: dict[str, Any], path: Path) -> None:
 
 def load(path: Path) -> dict[str, Any]:
     """Return the result saved in `path`. Raises ValueError when it holds none."""
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as exc:
+        raise ValueError(f"{path} is no result of a benchmark: {exc}") from exc
     if found := faults(document):
         raise ValueError(f"{path} is no result of a benchmark: {'; '.join(found)}")
     return document

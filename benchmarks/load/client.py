@@ -24,6 +24,7 @@ import json
 import os
 import select
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -122,6 +123,7 @@ def build() -> Path:
     if program.exists():
         return program
     BUILD.mkdir(exist_ok=True)
+    print(f"compile: load client, once; it is kept in {BUILD.name}", file=sys.stderr, flush=True)
     # Two runs may build at once: each its own file, and the last rename wins.
     part = program.with_suffix(f".{os.getpid()}")
     sources = [str(file) for file in files if file.suffix == ".c"]

@@ -14,6 +14,10 @@ import sys
 import click
 
 import rrpa_sidecar
+from rrpa_sidecar.cli.usage import show_error
+
+EXIT_INTERRUPTED = 130
+"""128 and SIGINT, as shells count."""
 
 COMMANDS = {
     "serve": ("rrpa_sidecar.cli.serve", "Run the sidecar."),
@@ -55,7 +59,14 @@ def main() -> None:
     """Run the command line; the console script's entry."""
     if sys.argv[1:2] == ["serve"]:
         _end_quietly_until_the_daemon_listens()
-    cli(prog_name="rrpa")
+    try:
+        status = cli.main(prog_name="rrpa", standalone_mode=False)
+    except click.ClickException as error:
+        show_error(error, "rrpa")
+        status = error.exit_code
+    except click.Abort:
+        status = EXIT_INTERRUPTED
+    sys.exit(status)
 
 
 def _end_quietly_until_the_daemon_listens() -> None:
