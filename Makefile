@@ -2,7 +2,7 @@
 # make test    everything that must hold: checks, unit, conformance and packaging tests
 # make check   the quick half: ruff, mypy, layers
 # make proto   regenerate the stubs with the floor of the declared ranges
-# make bench   measure the product beside others: an hour, results in bench-results
+# make bench   measure the product beside others: 80 minutes, results in bench-results
 # make clean   remove the environments
 #
 # PYTHON=python3.13 make test      choose the interpreter; otherwise the first that fits
@@ -62,17 +62,24 @@ test: $(VENV)/.installed-test tools
 check: $(VENV)/.installed-test
 	@$(BIN)/python -m pytest -q tests/test_checks.py tests/test_layers.py
 
+# Installs the packages in the shell's $$missing, and names them as they come. $(1): what follows
+# when that fails, which is no failure of make.
+define apt-install
+if [ -n "$$missing" ]; then \
+	  missing="$${missing# }"; echo "install: $$missing (Debian)"; \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+	      apt-get install -y -q --no-install-recommends $$missing 2>&1 \
+	      | sed -un -e 's/^Unpacking \([^ ]*\).*/  \1/p' -e '/^E: /p'; } \
+	    || echo "not installed, $(1): $$missing" >&2; fi
+endef
+
 # What the tests use and PyPI does not carry. Without a C compiler and nghttp2's headers, which
 # the load client of benchmarks/ is made with, some tests are skipped.
 tools:
 	@missing=""; command -v curl >/dev/null || missing="curl"; \
 	command -v cc >/dev/null || missing="$$missing gcc libc6-dev"; \
 	echo '#include <nghttp2/nghttp2.h>' | cc -E - >/dev/null 2>&1 || missing="$$missing libnghttp2-dev"; \
-	if [ -n "$$missing" ]; then \
-	  echo "install: $$missing (Debian)"; \
-	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
-	      apt-get install -y -qq --no-install-recommends $$missing >/dev/null; } \
-	    || echo "not installed, the tests go on without: $$missing" >&2; fi
+	$(call apt-install,the tests go on without)
 
 bench: $(VENV)/.installed-bench bench-tools
 	@$(BIN)/python -m benchmarks $(BENCH)
@@ -87,11 +94,7 @@ bench-tools:
 	pkg-config --exists grpc++ 2>/dev/null || missing="$$missing libgrpc++-dev"; \
 	pkg-config --exists protobuf 2>/dev/null || missing="$$missing libprotobuf-dev"; \
 	command -v grpc_cpp_plugin >/dev/null || missing="$$missing protobuf-compiler-grpc"; \
-	if [ -n "$$missing" ]; then \
-	  echo "install: $$missing (Debian)"; \
-	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
-	      apt-get install -y -qq --no-install-recommends $$missing >/dev/null; } \
-	    || echo "not installed, what needs them is left out: $$missing" >&2; fi
+	$(call apt-install,what needs them is left out)
 
 proto: $(VENV)/.installed-test
 	@$(BIN)/python -m tests.packaging.environments floor-tools .venv-floor

@@ -26,7 +26,9 @@ def built(name: str, made_of: Iterable[bytes], build: Callable[[Path], Path]) ->
     if program.exists():
         return program
     BUILD.mkdir(exist_ok=True)
-    print(f"compile: {name}, once; it is kept in {BUILD.name}", file=sys.stderr, flush=True)
+    print(
+        f"compile: {name}, once; it is kept in benchmarks/{BUILD.name}", file=sys.stderr, flush=True
+    )
     # In the same file system, so that two runs that build at once each rename a whole file.
     with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=BUILD) as workdir:
         build(Path(workdir)).rename(program)

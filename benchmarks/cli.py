@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import click
 
 from benchmarks import needs, table
+from benchmarks.load.client import LoadError, build
 from benchmarks.plan import BenchmarkFailed, Plan
 from benchmarks.processes import private_prefix
 from benchmarks.progress import Progress
@@ -181,6 +182,12 @@ def _measure(
 ) -> None:
     """Run, print, save, draw. Raises BenchmarkFailed."""
     module = benchmark.load()
+    if benchmark.needs_client:
+        # Before servers are started for nothing.
+        try:
+            build()
+        except LoadError as exc:
+            raise BenchmarkFailed(str(exc)) from exc
     rounds = runs or (module.QUICK_RUNS if quick else module.RUNS)
     with Progress() as progress, ExitStack() as stack:
         # Sockets lie in it, and their paths end at 107 bytes.

@@ -146,7 +146,7 @@ def run(plan: Plan) -> Result:
     )
     for way in plan.extra.get("ways") or (WAYS[:1] if plan.quick else WAYS):
         with ExitStack() as stack:
-            entries = _start(plan, stack, way)
+            entries = _start(plan, stack, way, result)
             for number in range(plan.runs):
                 for question in questions:
                     for entry in entries:
@@ -164,7 +164,7 @@ def _window_s(plan: Plan) -> float:
     return float(plan.extra.get("window_s") or (QUICK_WINDOW_S if plan.quick else WINDOW_S))
 
 
-def _start(plan: Plan, stack: ExitStack, way: str) -> list[Entry]:
+def _start(plan: Plan, stack: ExitStack, way: str, result: Result) -> list[Entry]:
     entries: list[Entry] = []
     request = rrpa_pb2.CreateStreamRequest(model=MODEL, prompt="go", max_tokens=1)
     body = grpc_message(request.SerializeToString())
@@ -178,6 +178,7 @@ def _start(plan: Plan, stack: ExitStack, way: str) -> list[Entry]:
                 running = in_front(stack, running, ROOM, workdir)
         except CannotRun as exc:
             plan.say(f"{name} is left out: {exc}")
+            result.notes.append(f"{name} was left out, {way}: {exc}")
             continue
         pin(running.parts)
         entries.append(Entry(server, dataclasses.replace(running, body=body)))

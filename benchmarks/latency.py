@@ -194,7 +194,7 @@ def run(plan: Plan) -> Result:
             workdir = plan.workdir / f"case-{number}"
             workdir.mkdir()
             chosen = [name for name in names if case.way == "direct" or name in BEHIND_ENVOY]
-            entries = _measure_case(plan, stack, workdir, case, chosen, capacities)
+            entries = _measure_case(plan, stack, workdir, case, chosen, capacities, result)
             _report(case, entries, result)
     result.notes += notes_of_other_work(result.results)
     return result
@@ -267,6 +267,7 @@ def _measure_case(
     case: Case,
     names: Sequence[str],
     capacities: dict[str, dict[str, float]],
+    result: Result,
 ) -> list[Entry]:
     """Start all servers and measure each once in every round."""
     entries: list[Entry] = []
@@ -277,6 +278,7 @@ def _measure_case(
             running = _start(stack, server, load, workdir / str(number), case.way)
         except CannotRun as exc:
             plan.say(f"{name} is left out: {exc}")
+            result.notes.append(f"{name} was left out at {case.load}, {case.way}: {exc}")
             continue
         entries.append(Entry(server, load, running))
     for number in range(plan.runs):

@@ -437,13 +437,13 @@ def _us_per_token(
         begun_ns = time.thread_time_ns()
         run_step()
         total_ns += time.thread_time_ns() - begun_ns
-        _settle(bench, pipe)
+        pipe.empty()
+        settle(bench)
     return total_ns / steps / STREAMS / 1e3
 
 
-def _settle(bench: Bench, pipe: Pipe) -> None:
+def settle(bench: Bench) -> None:
     """Take what the step has not taken, so that the next finds one new token in each log."""
-    pipe.empty()
     bench.bell.drain()
     bench.find()
     for reader in (*bench.readers, *bench.long_readers):

@@ -12,13 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from benchmarks.building import BUILD
 from benchmarks.machine import ROOT
 from benchmarks.plan import BenchmarkFailed
 
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
 POLL_S = 0.005
-QUOTED_BYTES = 4000
+QUOTED = 300
+"""Most characters of its last line in an error text."""
 
 Ready = str | Callable[[], object]
 """A line on stdout that begins so, or a condition that becomes true."""
@@ -42,15 +44,20 @@ class Child:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def said(self) -> str:
-        """Return the end of what it has written, for an error text."""
-        parts = [path.read_bytes()[-QUOTED_BYTES:] for path in (self.out, self.log)]
-        return b"".join(parts).decode("utf-8", "replace").strip()
+    def last_words(self) -> str:
+        """Return the last line it has written; all of it is kept, its files go with the run."""
+        said = b"".join(path.read_bytes() for path in (self.out, self.log))
+        BUILD.mkdir(exist_ok=True)
+        kept = BUILD / f"{self.name}.failed.log"
+        kept.write_bytes(said)
+        lines = said.decode("utf-8", "replace").split("\n")
+        words = [line.strip() for line in lines if line.strip()] or ["it said nothing"]
+        return f"{words[-1][:QUOTED]}; all of it: {kept.relative_to(ROOT)}"
 
     def expect_alive(self) -> None:
         if not self.alive:
             raise BenchmarkFailed(
-                f"{self.name} ended with {self._process.returncode}:\n{self.said()}"
+                f"{self.name} ended with {self._process.returncode}: {self.last_words()}"
             )
 
     def wait_ready(self, ready: Ready, timeout_s: float) -> None:
@@ -59,7 +66,9 @@ class Child:
         while not self._is_ready(ready):
             self.expect_alive()
             if time.monotonic() > deadline:
-                raise BenchmarkFailed(f"{self.name} not ready in {timeout_s} s:\n{self.said()}")
+                raise BenchmarkFailed(
+                    f"{self.name} not ready in {timeout_s} s: {self.last_words()}"
+                )
             time.sleep(POLL_S)
 
     def _is_ready(self, ready: Ready) -> bool:
@@ -107,7 +116,7 @@ def start(
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+            env={**_environment(), "PYTHONUNBUFFERED": "1", **(env or {})},
             cwd=cwd,
             start_new_session=True,
         )
@@ -116,6 +125,11 @@ def start(
     if ready:
         child.wait_ready(ready, timeout_s)
     return child
+
+
+def _environment() -> dict[str, str]:
+    """Return ours without the product's settings, which would be measured without a word."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("RRPA_")}
 
 
 def private_prefix() -> str:

@@ -20,12 +20,16 @@ from types import ModuleType
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """summary: one line. lasts: how long a full and a quick run take on 2 cores."""
+    """summary: one line. lasts: how long a full and a quick run take on 2 cores.
+
+    needs_client: it calls servers with the load client, which has to be compiled.
+    """
 
     name: str
     summary: str
     lasts: str
     module: str
+    needs_client: bool = True
 
     def load(self) -> ModuleType:
         return importlib.import_module(self.module)
@@ -69,12 +73,14 @@ BENCHMARKS: dict[str, Benchmark] = {
             "cold start and restart, beside importing what a gRPC server needs",
             "2 min, quick 20 s",
             "benchmarks.start",
+            needs_client=False,
         ),
         Benchmark(
             "micro",
             "each stage of a token's way beside its floor: a copy, a pread, a bare write",
             "2 min, quick 15 s",
             "benchmarks.micro",
+            needs_client=False,
         ),
     )
 }

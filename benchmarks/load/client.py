@@ -123,7 +123,11 @@ def build() -> Path:
     if program.exists():
         return program
     BUILD.mkdir(exist_ok=True)
-    print(f"compile: load client, once; it is kept in {BUILD.name}", file=sys.stderr, flush=True)
+    print(
+        f"compile: load client, once; it is kept in benchmarks/{BUILD.name}",
+        file=sys.stderr,
+        flush=True,
+    )
     # Two runs may build at once: each its own file, and the last rename wins.
     part = program.with_suffix(f".{os.getpid()}")
     sources = [str(file) for file in files if file.suffix == ".c"]
@@ -132,7 +136,7 @@ def build() -> Path:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     except OSError as exc:
-        raise LoadError(f"load client: no C compiler ({exc}); {hint}") from exc
+        raise LoadError(f"load client: no C compiler {compiler!r}; {hint}") from exc
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or ["no words"]
         raise LoadError(f"load client: {compiler}: {lines[0].strip()}; {hint}")

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from benchmarks.load.client import Load, LoadClient, LoadError, build
+from benchmarks.needs import REMEDY
 from benchmarks.registry import BENCHMARKS
 from benchmarks.result import load
 from benchmarks.servers import CREATE_STREAM, MODEL, grpc_message
@@ -21,6 +24,8 @@ from rrpa_sidecar.pb import rrpa_pb2
 from tests.harness.processes import Stack, eventually
 
 ROOT = Path(__file__).parent.parent.parent
+STRANGE = {"name": "paced", "machine": {}, "load": {}, "results": [{"a": 1}], "ratios": {}}
+"""A result by its form, whose rows `paced` cannot show."""
 SMALLEST = ("paced", "--quick", "--load", "64x50", "--server", "rrpa batched", "--runs", "1")
 
 
@@ -34,10 +39,16 @@ def _client() -> None:
 
 
 @contextmanager
-def benchmarks(*argv: str) -> Iterator[subprocess.Popen[str]]:
+def benchmarks(
+    *argv: str, path: Path | None = None, env: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """Run the command. path: a directory whose modules come first."""
+    paths = [str(path)] if path else []
+    paths += [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
     child = subprocess.Popen(
         [sys.executable, "-m", "benchmarks", *argv],
         cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(env or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -92,6 +103,68 @@ def test_wrong_usage_is_a_sentence_and_exit_2(argv: list[str], said: str) -> Non
         _, err = child.communicate(timeout=20)
     assert child.returncode == 2
     assert said in err
+    assert err.count("\n") == 1
+    assert err.endswith(" --help\n")
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_measured(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").touch()
+    for flag in ("--json", "--picture"):
+        with benchmarks("micro", flag, str(tmp_path / "file" / "below")) as child:
+            _, err = child.communicate(timeout=20)
+        assert child.returncode == 2
+        assert err.startswith(f"python -m benchmarks: {flag}: cannot write {tmp_path}")
+        assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "content", [b"words", b"\xff", b"{}", json.dumps(STRANGE).encode()], ids=str
+)
+def test_show_says_in_one_line_what_is_no_result(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "file.json"
+    file.write_bytes(content)
+    with benchmarks("show", str(file)) as child:
+        out, err = child.communicate(timeout=20)
+    assert (child.returncode, out) == (2, "")
+    assert str(file) in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("package", ["click", "rich", "h11", "rrpa_sidecar"])
+def test_a_package_that_is_missing_is_named_with_the_remedy(tmp_path: Path, package: str) -> None:
+    # A finder before all others that knows of no such package.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Absent:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {package!r}:\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Absent())\n"
+    )
+    with benchmarks("paced", "--help", path=tmp_path) as child:
+        _, err = child.communicate(timeout=20)
+    assert child.returncode == 1
+    assert err == f"benchmarks: the package {package} is not installed here; {REMEDY}\n"
+
+
+def test_the_list_needs_no_package_of_any_benchmark() -> None:
+    asked = "import sys; from benchmarks.cli import cli; cli(['--help'], standalone_mode=False);"
+    asked += " sys.exit(any(name in sys.modules for name in ('h11', 'matplotlib', 'grpc')))"
+    done = subprocess.run([sys.executable, "-c", asked], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for name in BENCHMARKS)
+
+
+def test_a_compiler_that_is_missing_is_said_before_a_server_starts(tmp_path: Path) -> None:
+    with benchmarks(*SMALLEST, env={"CC": str(tmp_path / "none")}) as child:
+        _, err = child.communicate(timeout=20)
+    assert child.returncode == 1
+    *_, last = err.splitlines()
+    assert last.startswith("paced failed: load client: no C compiler")
+    assert "install gcc libc6-dev libnghttp2-dev" in last
+    assert "starting" not in err
 
 
 @pytest.mark.usefixtures("_client")
@@ -108,6 +181,7 @@ def test_a_run_measures_saves_draws_and_leaves_nothing(tmp_path: Path) -> None:
     assert 0 < row["pace"]["median"] < 1.2
     assert row["server_us"]["median"] > 0
     assert "rrpa batched" in out
+    assert "measured by python -m benchmarks paced --quick --runs 1 --load 64x50" in out
     assert files[1].read_text().startswith("<?xml")
     assert not left_by(child.pid)
 
@@ -125,7 +199,8 @@ def measuring() -> Iterator[subprocess.Popen[str]]:
 @pytest.mark.usefixtures("_client")
 def test_a_run_that_is_interrupted_leaves_nothing() -> None:
     with measuring() as child:
-        child.send_signal(signal.SIGINT)
+        for _ in range(3):  # people press it again
+            child.send_signal(signal.SIGINT)
         _, err = child.communicate(timeout=30)
     assert child.returncode == 130
     assert "interrupted" in err

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import micro
 from benchmarks.registry import BENCHMARKS
 from benchmarks.result import load
 from tests.benchmarks.test_command import benchmarks, directories_of, processes_of
@@ -28,6 +29,19 @@ def test_it_measures_saves_draws_and_leaves_nothing(name: str, tmp_path: Path) -
     for peer in document["ratios"]:
         assert peer in out
     assert "<svg" in Path(files[1]).read_text()
+
+
+def test_a_step_of_micro_takes_every_token_the_short_way(short_dir: Path) -> None:
+    bench = micro.Bench(short_dir)
+    try:
+        for take in (lambda: (bench.find(), bench.take_batch())[1], bench.find_batch):
+            bench.write()
+            before = bench.sender.frames
+            take()
+            assert bench.sender.frames - before == micro.STREAMS
+            micro.settle(bench)
+    finally:
+        bench.close()
 
 
 @pytest.mark.parametrize("name", sorted(BENCHMARKS.keys() - SMALLEST.keys()))

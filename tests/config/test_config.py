@@ -182,6 +182,27 @@ def test_serve_exits_with_2_and_one_line_for_each_fault() -> None:
     assert all(line.startswith("rrpa: ") for line in result.stderr.splitlines())
 
 
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ("nothing", "No such command 'nothing'; see rrpa --help"),
+        ("serve --nothing", "No such option '--nothing'; see rrpa serve --help"),
+        ("serve more", "Got unexpected extra argument (more); see rrpa serve --help"),
+        (
+            "engine replay --capacity 0",
+            "Invalid value for '--capacity': 0 is not in the range x>=1;"
+            " see rrpa engine replay --help",
+        ),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_with_the_help_to_read(argv: str, said: str) -> None:
+    command = [sys.executable, "-m", "rrpa_sidecar", *argv.split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    # Versions of click differ in one word.
+    assert done.stderr.replace("option: --nothing", "option '--nothing'") == f"rrpa: {said}\n"
+
+
 def test_help_names_flag_unit_default_and_environment_of_every_setting() -> None:
     result = CliRunner().invoke(cli, ["serve", "--help"], terminal_width=100)
     assert result.exit_code == 0
