@@ -109,7 +109,8 @@ def run(plan: Plan) -> Result:
     """Measure product and peer in turns."""
     size = QUICK if plan.quick else FULL
     text = pattern()
-    result = Result("burst", machine(), {**dataclasses.asdict(size), "rounds": plan.runs})
+    load = {**dataclasses.asdict(size), "rounds": plan.runs, "quick": plan.quick}
+    result = Result("burst", machine(), load)
     entries: dict[str, Entry] = {}
     for number in range(1, plan.runs + 1):
         for name, make in ((PRODUCT, _product), (PEER, _peer)):

@@ -136,11 +136,17 @@ class CpuMeter:
 
 def main() -> None:
     """Print how many cores a process and all below it kept busy for some seconds."""
-    pid, seconds = int(sys.argv[1]), float(sys.argv[2])
+    try:
+        pid, seconds = int(sys.argv[1]), float(sys.argv[2])
+    except (IndexError, ValueError):
+        sys.exit("expected: python -m benchmarks.cpu PID SECONDS")
     meter = CpuMeter({"process": pid})
-    meter.start()
-    time.sleep(seconds)
-    used = meter.stop()
+    try:
+        meter.start()
+        time.sleep(seconds)
+        used = meter.stop()
+    except ProcessLookupError as exc:
+        sys.exit(str(exc))
     print(", ".join(f"{role} {cpu / seconds:.4f}" for role, cpu in used.items()), "cores")
 
 

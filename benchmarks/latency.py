@@ -300,7 +300,7 @@ def _first(plan: Plan, entry: Entry, entries: list[Entry]) -> None:
         entry.found = [_measure(plan, entry)]
         if entry.carried or entry.load.streams == 1:
             break
-        plan.say(f"{entry.server.name} does not carry {entry.load.name}")
+        plan.say(f"{entry.server.name} does not carry {entry.load.name}, it is tried with half")
         entry.load = replace(entry.load, streams=entry.load.streams // 2)
     product = entries[0]
     if not any(each.server is product.server and each.load == entry.load for each in entries):

@@ -396,6 +396,7 @@ def run(plan: Plan) -> Result:
         "steps in a round": steps,
         "rounds": plan.runs,
         "clock": "CPU time of the thread",
+        "quick": plan.quick,
     }
     result = Result("micro", machine(), load)
     with _bench() as (bench, pipe):

@@ -80,7 +80,12 @@ def _ratio(spread: Document) -> str:
 
 def _how(document: Document) -> str:
     machine, load = document["machine"], document["load"]
-    notes = "".join(f" {note[0].upper()}{note[1:]}." for note in document["notes"])
+    said = list(document["notes"])
+    if load.get("quick"):
+        said.append("this was a short look (`--quick`), no basis for claims")
+    if command := document.get("command"):
+        said.append(f"`{command}` prints that")
+    notes = "".join(f" {each[0].upper()}{each[1:]}." for each in said)
     return (
         f"Medians (least–most) of {load['rounds']} rounds of {load['window_s']:g} s in which the"
         f" servers took turns; {load['token']} a token; {machine['cpu']}, {machine['cores']}"

@@ -123,8 +123,8 @@ def _width(column: Column, cells: list[str], *, wrap: bool) -> int:
 def ratio_sentence(peer: str, ratio: float) -> str:
     """Say who wins, and by how much, whoever it is."""
     if ratio < 1:
-        return f"{peer}: product costs 1/{1 / ratio:.1f} ({ratio:.3f})"
-    return f"{peer}: product costs {ratio:.2f} times as much"
+        return f"{peer}: product is at 1/{1 / ratio:.1f} ({ratio:.3f})"
+    return f"{peer}: product is at {ratio:.2f} times"
 
 
 def _load(load: Row) -> str:

@@ -243,3 +243,23 @@ def test_client_and_sidecar_count_the_same_messages(short_dir: Path) -> None:
     assert report["total"]["messages"] == streams * tokens
     assert not report["errors"]
     assert frames == streams * tokens
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["cpu"], "expected: python -m benchmarks.cpu PID SECONDS"),
+        (["cpu", "x", "y"], "expected: python -m benchmarks.cpu PID SECONDS"),
+        (["cpu", "4194304", "1"], "process 4194304 has no CPU clock: it has ended"),
+        (
+            ["servers.peers.grpcaio_shapes", "--help"],
+            "expected: python -m benchmarks.servers.peers.grpcaio_shapes, without arguments",
+        ),
+    ],
+)
+def test_the_small_tools_say_in_one_line_what_they_expect(argv: list[str], said: str) -> None:
+    module, *rest = argv
+    command = [sys.executable, "-m", f"benchmarks.{module}", *rest]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == f"{said}\n"

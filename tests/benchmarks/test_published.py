@@ -60,6 +60,21 @@ def test_what_was_odd_about_a_run_is_said(results: Path) -> None:
     assert "Something was odd." in published.tables(results)["paced-how"]
 
 
+def test_a_short_look_is_called_one_and_the_command_stands_beside_its_figures(
+    results: Path,
+) -> None:
+    how = published.tables(results)["paced-how"]
+    assert "short look" not in how
+    file = results / "paced.json"
+    document = json.loads(file.read_text())
+    document["load"]["quick"] = True
+    document["command"] = "python -m benchmarks paced --quick"
+    file.write_text(json.dumps(document))
+    how = published.tables(results)["paced-how"]
+    assert "This was a short look (`--quick`), no basis for claims." in how
+    assert "`python -m benchmarks paced --quick` prints that." in how
+
+
 def test_a_page_without_markers_is_an_error_that_names_them(results: Path) -> None:
     with pytest.raises(SystemExit, match="markers of 'paced'"):
         published.render("nothing", results)

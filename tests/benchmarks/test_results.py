@@ -56,9 +56,9 @@ def test_a_figure_shows_three_digits_and_its_runs() -> None:
     ]
 
 
-def test_the_sentence_about_a_peer_says_who_is_cheaper() -> None:
-    assert ratio_sentence("peer", 0.125) == "peer: product costs 1/8.0 (0.125)"
-    assert ratio_sentence("peer", 1.5) == "peer: product costs 1.50 times as much"
+def test_the_sentence_about_a_peer_says_who_is_better() -> None:
+    assert ratio_sentence("peer", 0.125) == "peer: product is at 1/8.0 (0.125)"
+    assert ratio_sentence("peer", 1.5) == "peer: product is at 1.50 times"
 
 
 def document(**row: Any) -> dict[str, Any]:

@@ -22,6 +22,7 @@ import uvloop
 
 from benchmarks.measuring import measure
 from benchmarks.processes import private_prefix, start
+from benchmarks.progress import Progress
 from benchmarks.servers import TOKEN, PacedLoad, grpc_running
 from benchmarks.servers.envoy import in_front
 from benchmarks.spread import spread, text
@@ -118,10 +119,12 @@ async def serve(address: str, handler: str, serializer: Callable[[Any], bytes] |
 
 def compare() -> None:
     with ExitStack() as stack:
+        progress = stack.enter_context(Progress())
         private = tempfile.TemporaryDirectory(prefix=private_prefix(), dir="/tmp")
         top = Path(stack.enter_context(private))
         running = {}
         for number, label in enumerate(SHAPES):
+            progress.say(f"starting {label}")
             workdir = top / str(number)
             workdir.mkdir()
             address = f"unix:{workdir}/server.sock"
@@ -130,8 +133,9 @@ def compare() -> None:
             direct = grpc_running(address, {"server": child.pid}, LOAD)
             running[label] = in_front(stack, direct, LOAD, workdir)
         found: dict[str, list[float]] = {label: [] for label in SHAPES}
-        for _ in range(ROUNDS):
+        for number in range(1, ROUNDS + 1):
             for label, each in running.items():
+                progress.say(f"round {number} of {ROUNDS}, {label}")
                 measured = measure(each, LOAD, warm_s=WARM_S, seconds=WINDOW_S, workdir=top)
                 found[label].append(measured.us_per_token("server") or 0.0)
     for label, values in found.items():
@@ -139,9 +143,11 @@ def compare() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        address, label = sys.argv[1:]
-        handler, serializer, run = SHAPES[label]
-        run(serve(address, handler, serializer))
-    else:
-        compare()
+    match sys.argv[1:]:
+        case []:
+            compare()
+        case [address, label] if label in SHAPES:
+            handler, serializer, run = SHAPES[label]
+            run(serve(address, handler, serializer))
+        case _:
+            sys.exit(f"expected: python -m {__spec__.name}, without arguments")
