@@ -23,6 +23,7 @@ import math
 import statistics
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,13 @@ import click
 
 from benchmarks.cpu import ELSEWHERE
 from benchmarks.machine import machine
-from benchmarks.measuring import CLIENT, CONNECTIONS, Measurement, measure
+from benchmarks.measuring import (
+    CLIENT,
+    CONNECTIONS,
+    Measurement,
+    measure,
+    notes_of_other_work,
+)
 from benchmarks.picture import Dot, dots
 from benchmarks.plan import BenchmarkFailed, CannotRun, Plan
 from benchmarks.result import Result
@@ -38,8 +45,8 @@ from benchmarks.servers import TOKEN, PacedLoad, Running, Server
 from benchmarks.servers.peers import PEERS
 from benchmarks.servers.product import Product
 from benchmarks.servers.started import Started
-from benchmarks.spread import ratios, short, spread, text
-from benchmarks.table import Column, Row
+from benchmarks.spread import ratios, spread, text
+from benchmarks.table import Column, Row, ratio
 
 RUNS, QUICK_RUNS = 5, 2
 WINDOW_S, QUICK_WINDOW_S = 6.0, 3.0
@@ -59,8 +66,6 @@ SEARCH_FROM_PER_S = {"LiteLLM": 6400.0}
 """Tokens per second of all streams where the search for a server's load begins, if a load too
 large costs it a minute instead of being late. Three times what it carries on a core, so that
 nothing which it could carry is left out."""
-QUIET_CORES = 0.15
-"""What a quiet machine uses beside the parts that are measured."""
 MIB = 1024 * 1024
 
 PRODUCT = "rrpa batched"
@@ -75,23 +80,15 @@ def _source(row: Row) -> str:
     return "–" if found is None else text(found)
 
 
-def _ratio(row: Row, key: str) -> str:
-    found = row.get(key)
-    if found is None:
-        return ""
-    middle = found["median"]
-    return f"1/{1 / middle:.1f}" if middle < 1 else f"{short(middle)}×"
-
-
 COLUMNS = [
     Column("load", "load", number=False),
     Column("server", "server", number=False),
     Column("sidecar or server, µs/token", "server_us"),
-    Column("product is", show=lambda row: _ratio(row, "ratio")),
+    Column("product is", show=partial(ratio, key="ratio")),
     Column("engine or upstream", show=_source),
     Column("Envoy", "envoy_us"),
     Column("all", "all_us"),
-    Column("product's all is", show=lambda row: _ratio(row, "all_ratio")),
+    Column("product's all is", show=partial(ratio, key="all_ratio")),
     Column("of a core", show=lambda row: f"{row['server_cores']['median']:.0%}"),
     Column("RSS, MiB", show=lambda row: f"{row['server_rss_mib']['median']:.0f}"),
     Column("other work", show=lambda row: f"{row['elsewhere_cores']['median']:.0%}"),
@@ -180,12 +177,7 @@ def run(plan: Plan) -> Result:
             entries = _started(plan, stack, load, result)
             _rounds(plan, entries, result)
         _report(entries, result, headline=name == names[0])
-    busiest = max(row["elsewhere_cores"]["median"] for row in result.results)
-    if busiest > QUIET_CORES:
-        result.notes.append(
-            f"the machine was not quiet: up to {busiest:.1f} cores were busy with something else,"
-            " so these figures are worth little"
-        )
+    result.notes += notes_of_other_work(result.results)
     return result
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.cpu import ELSEWHERE
 from benchmarks.machine import machine
-from benchmarks.measuring import Measurement, measure
+from benchmarks.measuring import Measurement, measure, notes_of_other_work
 from benchmarks.picture import Line, lines
 from benchmarks.plan import BenchmarkFailed, Plan
 from benchmarks.processes import private_prefix
@@ -44,8 +44,8 @@ QUICK_WORKERS = (2,)
 MIB = 1024 * 1024
 
 COLUMNS = [
-    Column("streams", "streams"),
-    Column("workers", "workers"),
+    Column("streams", "streams", names=True),
+    Column("workers", "workers", names=True),
     Column("sidecars, µs/token", "server_us"),
     Column("engines", "engine_us"),
     Column("Envoy", "envoy_us"),
@@ -96,7 +96,9 @@ def run(plan: Plan) -> Result:
     )
     for number in range(1, plan.runs + 1):
         for size in sizes:
-            plan.say(f"round {number}: {size.streams} streams, {size.workers} workers")
+            plan.say(
+                f"round {number} of {plan.runs}: streams {size.streams}, workers {size.workers}"
+            )
             workdir = plan.workdir / f"{number}-{size.streams}-{size.workers}"
             with ExitStack() as stack:
                 running = _started(stack, size, workdir)
@@ -114,6 +116,7 @@ def run(plan: Plan) -> Result:
     found = ratios(large.us("server"), small.us("server"))
     result.ratios[f"itself with {SMALL} streams, at {LARGE}"] = found["median"]
     result.load["2048 streams against 256"] = found
+    result.notes += notes_of_other_work(result.results)
     return result
 
 

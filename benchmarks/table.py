@@ -26,12 +26,16 @@ GAP = 2
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """show: a row's cell; the text of row[key] if it is absent. Numbers stand to the right."""
+    """show: a row's cell; the text of row[key] if it is absent. Numbers stand to the right.
+
+    names: it says which row it is, as those before the first number do without this.
+    """
 
     title: str
     key: str = ""
     show: Callable[[Row], str] | None = None
     number: bool = True
+    names: bool = False
 
     def cell(self, row: Row) -> str:
         if self.show is not None:
@@ -101,7 +105,7 @@ def blocks(
 
     wrap: titles may be broken between words, so that a narrow column stays narrow.
     """
-    names = list(takewhile(lambda column: not column.number, columns))
+    names = list(takewhile(lambda each: each.names or not each.number, columns))
     taken = sum(_width(each, cells[each], wrap=wrap) + GAP for each in names)
     found: list[list[Column]] = [[]]
     left = width - taken

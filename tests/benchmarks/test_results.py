@@ -16,6 +16,7 @@ from rich.console import Console
 
 from benchmarks import paced, table
 from benchmarks.machine import machine
+from benchmarks.registry import BENCHMARKS
 from benchmarks.result import Result, faults, load, save
 from benchmarks.spread import ratios, short, spread, text
 from benchmarks.table import ratio_sentence
@@ -189,3 +190,12 @@ def test_a_table_in_a_pipe_has_one_line_for_each_row() -> None:
     out = Console(width=table.PIPE_WIDTH, record=True, file=io.StringIO())
     table.show(document(**figures) | {"ratios": {}}, WIDE[:7], out)
     assert sum(line.startswith("peer") for line in out.export_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_each_benchmark_has_columns_that_name_the_row_when_its_table_is_broken(name: str) -> None:
+    columns = BENCHMARKS[name].load().COLUMNS
+    cells = {column: ["123.4 (123.4–123.4)"] for column in columns}
+    first, *others = table.blocks(columns, cells, 60, wrap=True)
+    assert others
+    assert all(each[0] is first[0] for each in others)
