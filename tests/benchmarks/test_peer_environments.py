@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import zipfile
 from pathlib import Path
@@ -57,6 +58,25 @@ def test_environment_is_made_once_and_again_after_an_interruption(
     said.clear()
     assert ensure("peer", said.append, tmp_path / "build") == made
     assert said == []
+
+
+def test_an_interruption_ends_the_installer_and_does_not_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    want(monkeypatch, "nothing==1.0")
+    pip, pid = tmp_path / "python", tmp_path / "pid"
+    pip.write_text(f"#!/bin/sh\necho $$ >{pid}\necho Collecting nothing\nexec sleep 100\n")
+    pip.chmod(0o755)
+
+    def say(line: str) -> None:
+        if "Collecting" in line:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(environments.sys, "executable", str(pip))
+    with pytest.raises(KeyboardInterrupt):
+        ensure("peer", say, tmp_path / "build")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
 
 
 def test_what_cannot_be_installed_is_named_with_the_reason_and_leaves_a_log_only(

@@ -138,10 +138,14 @@ def _install(wanted: Environment, path: Path, log: Path, say: Say) -> None:
         subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip,
     ):
         assert pip.stdout is not None
-        for line in pip.stdout:
-            out.write(line)
-            if line.startswith(("Collecting ", "Installing collected ")):
-                say("  " + line.strip()[:72])
+        try:
+            for line in pip.stdout:
+                out.write(line)
+                if line.startswith(("Collecting ", "Installing collected ")):
+                    say("  " + line.strip()[:72])
+        except BaseException:
+            pip.kill()  # else one who is interrupted waits for the rest of it
+            raise
     if pip.returncode:
         raise subprocess.CalledProcessError(pip.returncode, argv)
 
