@@ -51,7 +51,7 @@ CARRIED = 0.97
 """Share of the due tokens that must arrive for a latency to be one."""
 
 TOKENS_PER_S = 100.0
-HEADLINE = "512x100"
+HEADLINE, HEADLINE_STREAMS = "512x100", 512
 CALIBRATION = PacedLoad(256, TOKENS_PER_S)
 SHARES = {"10 %": 0.1, "50 %": 0.5, "80 %": 0.8}
 OTHERS_SHARE = 0.8
@@ -252,7 +252,7 @@ def _capacities(plan: Plan, names: Sequence[str]) -> dict[str, dict[str, float]]
 
 def _load(case: Case, capacity: dict[str, float] | None, seconds: float = WINDOW_S) -> PacedLoad:
     if case.load == HEADLINE or capacity is None:
-        streams = 512
+        streams = HEADLINE_STREAMS
     else:
         # Envoy costs the other cores about as much again as engine and client together.
         others = capacity["others"] / (2 if case.way == "Envoy" else 1)
@@ -352,7 +352,11 @@ def _report(case: Case, entries: list[Entry], result: Result) -> None:
                 row[f"{name}_ratio"] = ratios(ours.values(name), entry.values(name))
                 if case == Case(HEADLINE, "direct", "shared"):
                     result.ratios[f"{entry.server.name}, {name}"] = row[f"{name}_ratio"]["median"]
-        if case.load == HEADLINE and entry.load.streams < 512 and entry.server.name != PRODUCT:
+        if (
+            case.load == HEADLINE
+            and entry.load.streams < HEADLINE_STREAMS
+            and entry.server.name != PRODUCT
+        ):
             result.notes.append(
                 f"{entry.server.name} did not carry 512x100 ({case.way}, {case.steps} steps):"
                 f" {entry.load.name} is the most it did, and its ratio is to the product at that"
@@ -382,13 +386,14 @@ def draw(document: dict[str, Any], path: Path) -> None:
         title=f"From commit to the client's socket, {first['load']} tokens/s, {first['way']}",
         unit="ms, logarithmic",
         shown=[
-            Dot(_label(row, name, first), times(row[f"{name}_us"], 1e-3), ours=row["ours"])
+            Dot(_label(row, name), times(row[f"{name}_us"], 1e-3), ours=row["ours"])
             for name in ("p50", "p99")
             for row in rows
         ],
     )
 
 
-def _label(row: Row, quantile: str, first: Row) -> str:
-    fewer = "" if row["streams"] == first["streams"] else f" (at {row['streams']} streams)"
+def _label(row: Row, quantile: str) -> str:
+    whole = row["load"] == HEADLINE and row["streams"] == HEADLINE_STREAMS
+    fewer = "" if whole else f" (at {row['streams']} streams)"
     return f"{row['server']}{fewer}, {quantile}"

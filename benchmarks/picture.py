@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,11 @@ OURS = "#d9480f"
 THEIRS = "#3b82c4"
 WIDTH_IN = 8.0
 ROW_IN = 0.34
+POINTS_PER_IN = 72
+LABEL_PT = 12.0
+AXES_SHARE = 0.8
+TICKS_APART = 300
+"""An axis from 1 to more has no ticks at 2 and 5: they would touch."""
 DPI = 100
 
 
@@ -59,7 +65,7 @@ def dots(path: Path, *, title: str, unit: str, shown: Sequence[Dot], log: bool =
     axes.set_yticks(range(len(shown)), [dot.label for dot in shown])
     axes.set_ylim(len(shown) - 0.5, -0.5)
     if log:
-        _log_scale(axes)
+        _log_scale(axes.xaxis)
         low, high = (edge(dot.value["median"] for dot in shown) for edge in (min, max))
         # Room for the text beside the largest.
         axes.set_xlim(low / 1.6, high * (high / low) ** 0.45 * 1.6)
@@ -87,35 +93,52 @@ def lines(
         colour = OURS if line.ours else THEIRS
         style = "-" if line.ours else ("-", "--", "-.", ":")[number % 4]
         axes.plot(line.x, line.y, style, color=colour, linewidth=2, marker="o", markersize=3)
+    if log_x:
+        _log_scale(axes.xaxis)
+    if log_y:
+        _log_scale(axes.yaxis)
+    else:
+        axes.set_ylim(bottom=0)
+    # Where a label stands in the picture is a share of its height; the axes have most of that.
+    low, high = axes.transScale.transform([(1, edge) for edge in axes.get_ylim()])[:, 1]
+    ends = axes.transScale.transform([(1, line.y[-1]) for line in shown])[:, 1]
+    height_pt = height_in * AXES_SHARE * POINTS_PER_IN
+    ends_pt = [float((end - low) / (high - low)) * height_pt for end in ends]
+    for line, at_pt, to_pt in zip(shown, ends_pt, apart(ends_pt, LABEL_PT), strict=True):
         axes.annotate(
             line.label,
             (line.x[-1], line.y[-1]),
-            xytext=(7, 0),
+            xytext=(7, to_pt - at_pt),
             textcoords="offset points",
             va="center",
-            color=colour,
+            color=OURS if line.ours else THEIRS,
             annotation_clip=False,
         )
-    if log_x:
-        _log_scale(axes)
-    if log_y:
-        axes.set_yscale("log")
-    else:
-        axes.set_ylim(bottom=0)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.grid(color=INK, alpha=0.25, linewidth=0.6)
     _save(figure, path)
 
 
-def _log_scale(axes: Any) -> None:
-    """Make x logarithmic, with ticks at 1, 2, 5, 10 … written as plain numbers."""
+def apart(places: Sequence[float], gap: float) -> list[float]:
+    """Return `places` with as much added as leaves `gap` between any two, their order kept."""
+    moved = list(places)
+    order = sorted(range(len(moved)), key=moved.__getitem__)
+    for lower, upper in pairwise(order):
+        moved[upper] = max(moved[upper], moved[lower] + gap)
+    return moved
+
+
+def _log_scale(axis: Any) -> None:
+    """Make an axis logarithmic, with ticks at 1, 2, 5, 10 … written as plain numbers."""
     from matplotlib.ticker import LogLocator, NullLocator
 
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(lambda value, _: short(value))
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    low, high = axis.get_data_interval()
+    many = high / low > TICKS_APART
+    axis.set_major_locator(LogLocator(subs=(1,) if many else (1, 2, 5)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(lambda value, _: short(value))
 
 
 def _figure(title: str, *, height_in: float) -> tuple[Any, Any]:
