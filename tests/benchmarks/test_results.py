@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from benchmarks import paced, table
+from benchmarks import latency, paced, table
 from benchmarks.machine import machine
+from benchmarks.picture import apart
 from benchmarks.registry import BENCHMARKS
 from benchmarks.result import Result, faults, load, save
 from benchmarks.spread import ratios, short, spread, text
@@ -199,3 +201,23 @@ def test_each_benchmark_has_columns_that_name_the_row_when_its_table_is_broken(n
     first, *others = table.blocks(columns, cells, 60, wrap=True)
     assert others
     assert all(each[0] is first[0] for each in others)
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=6))
+def test_labels_at_the_ends_of_lines_do_not_touch_and_keep_their_order(places: list[float]) -> None:
+    moved = apart(places, 12)
+    assert all(after >= before for before, after in zip(places, moved, strict=True))
+    order = sorted(range(len(places)), key=places.__getitem__)
+    gaps = [moved[upper] - moved[lower] for lower, upper in pairwise(order)]
+    assert all(gap >= 12 - 1e-9 for gap in gaps)
+
+
+def test_the_picture_says_at_how_many_streams_a_latency_was_measured(tmp_path: Path) -> None:
+    measured = {"load": "512x100", "way": "direct", "steps": "shared", "ours": True}
+    measured |= {"p50_us": spread([1.0]), "p99_us": spread([2.0])}
+    rows = [{**measured, "server": "rrpa", "streams": streams} for streams in (128, 512)]
+    latency.draw({"results": rows}, tmp_path / "l.svg")
+    drawn = (tmp_path / "l.svg").read_text()
+    assert "rrpa (at 128 streams), p50" in drawn
+    assert "rrpa, p50" in drawn
+    assert "(at 512 streams)" not in drawn
