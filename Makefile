@@ -31,8 +31,8 @@ help:
 	@sed -n '/^# make/s/^# //p' Makefile
 
 $(VENV)/.made:
-	@if [ -z "$(PYTHON)" ]; then \
-	  echo "no Python 3.11 to 3.13 with the venv module found; install one, or set PYTHON=..." >&2; exit 1; fi
+	@if ! $(or $(PYTHON),false) -c '$(FITS)' 2>/dev/null; then \
+	  echo "$(or $(PYTHON),nothing) is no Python 3.11 to 3.13 with the venv module; install one, or set PYTHON=..." >&2; exit 1; fi
 	@echo "environment: $(VENV), $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@
