@@ -2,8 +2,9 @@
 
 100 answers of 200 MB are asked for at once, through Envoy: by clients that read as fast as they
 can, by clients that read 1 MB/s, and by clients that read nothing for a minute. A normal client,
-8 streams of 100 tokens/s, is measured alone before and among them. Every byte is compared; one
-wrong byte, one reset or one connection ended is a failed run, not a figure.
+8 streams of 100 tokens/s, is measured alone before, among them all while the answers are written,
+and among those that are left when the fast ones have theirs. Every byte is compared; one wrong
+byte, one reset or one connection ended is a failed run, not a figure.
 
 The product's engine writes all 20 GB into its logs at once. Where /dev/shm cannot hold them beside
 the rest of the machine, the logs lie in a directory on disk, and the result says so: the sidecar
@@ -53,6 +54,9 @@ LIMIT_S = 600.0
 SAMPLE_S = 0.05
 LARGE_WINDOW = 2**30
 SEED = 1
+SHARES = (80, 10, 9, 1)
+"""Words of each script. One of all scripts, letter by letter, is what no decoder can foresee: it
+costs the product 2.6 ns of CPU a byte instead of 0.6, and is like nothing that anyone writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,8 @@ COLUMNS = [
     Column("normal p99 alone, ms", "alone_p99_ms"),
     Column("among them", "among_p99_ms"),
     Column("times", "p99_times"),
+    Column("among slow ones", "slow_p99_ms"),
+    Column("times", "slow_p99_times"),
     Column("resets", "resets"),
 ]
 
@@ -103,6 +109,7 @@ class Entry:
     envoy_grew_mib: list[float] = field(default_factory=list)
     alone_p99_ms: list[float] = field(default_factory=list)
     among_p99_ms: list[float] = field(default_factory=list)
+    slow_p99_ms: list[float] = field(default_factory=list)
 
 
 def run(plan: Plan) -> Result:
@@ -127,6 +134,7 @@ def run(plan: Plan) -> Result:
         for each in dataclasses.fields(entry)[3:]:
             row[each.name] = spread(getattr(entry, each.name))
         row["p99_times"] = ratios(entry.among_p99_ms, entry.alone_p99_ms)
+        row["slow_p99_times"] = ratios(entry.slow_p99_ms, entry.alone_p99_ms)
         row["resets"] = 0  # one would have failed the run: `require_clean`
         result.results.append(row)
     ours, theirs = entries[PRODUCT].cpu_s_per_gb, entries[PEER].cpu_s_per_gb
@@ -135,9 +143,11 @@ def run(plan: Plan) -> Result:
 
 
 def pattern() -> bytes:
-    """Return about 60 KB of text with characters of 1 to 4 bytes that no part of it repeats."""
-    alphabet = "abcdefghij klmnop éüß ЖИ 漢字 🚂"
-    return "".join(random.Random(SEED).choices(alphabet, k=32_000)).encode()
+    """Return about 60 KB of words with characters of 1 to 4 bytes that no part of it repeats."""
+    rng = random.Random(SEED)
+    scripts = ("etaoinshrdlu" * 4 + "äöüß", "оеаинтсрвл", "漢字文章言語書物世界", "🚂🌍")
+    words = (rng.choices(scripts, SHARES)[0] for _ in range(6_500))
+    return " ".join("".join(rng.choices(each, k=rng.randint(2, 10))) for each in words).encode()
 
 
 # --- Servers ---------------------------------------------------------------------------------
@@ -240,17 +250,23 @@ def _burst(entry: Entry, size: Size, text: bytes, workdir: Path) -> None:
         for client in running.values():
             client.begin()
         entry.among_p99_ms.append(_normal_p99_ms(entry, size, workdir))
-        reports = {}
-        for kind, client in running.items():
-            client.wait_end()
-            reports[kind] = client.report()
-            require_clean(reports[kind])
+        fast = _report(running.pop("fast"))
+        entry.slow_p99_ms.append(_normal_p99_ms(entry, size, workdir))
+        for client in running.values():
+            _report(client)
     cpu_s = meter.stop()["server"]
-    fast = reports["fast"]
     entry.fast_mb_per_s.append(fast["bytes"] / fast["window_s"] / 1e6)
     entry.cpu_s_per_gb.append(cpu_s / (size.total_bytes / 1e9))
     entry.grew_mib.append((peaks["server"] - before["server"]) / MIB)
     entry.envoy_grew_mib.append((peaks["envoy"] - before["envoy"]) / MIB)
+
+
+def _report(client: LoadClient) -> dict[str, Any]:
+    """Wait for the end of a client's answers, which must all have been right."""
+    client.wait_end()
+    report = client.report()
+    require_clean(report)
+    return report
 
 
 def _load(entry: Entry, text: bytes, streams: int, **settings: Any) -> Load:
