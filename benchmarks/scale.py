@@ -3,7 +3,8 @@
 Each stream has 10 tokens a second, all in one step, through Envoy, so that a step is one write
 whatever the number. A worker is a whole sidecar with sockets and an engine of its own; Envoy
 gives each its share of the calls. Servers are started afresh for each measurement, with room for
-just these streams, and in each round every size is measured once.
+just these streams, and in each round every size is measured once. When the client has left, every
+log has to be gone, or the run has failed.
 
 Memory is the sidecar's resident memory with all streams open; per stream it is what it has grown
 beyond that of a single stream.
@@ -14,10 +15,13 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import tempfile
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import click
 
 from benchmarks.cpu import ELSEWHERE
 from benchmarks.machine import machine
@@ -42,6 +46,22 @@ QUICK_SIZES = (1, SMALL, LARGE)
 WORKERS = (2, 3, 4)
 QUICK_WORKERS = (2,)
 MIB = 1024 * 1024
+ENGINE_STREAMS = 8192
+"""Of one engine, which opens two files for each: more than that, and a second engine shares them,
+so that a limit of 20,000 open files is enough for 10,000 streams."""
+
+LEAVING_S = 30.0
+"""Time for the streams of a client that has left to be ended, by 8,192 cancellations or fewer."""
+
+OPTIONS = [
+    click.Option(
+        ["--streams", "streams"],
+        multiple=True,
+        type=click.IntRange(min=1),
+        help="Measure this number, on one worker, beside 1 stream; may be repeated."
+        "  [default: 1 to 8192, and workers]",
+    ),
+]
 
 COLUMNS = [
     Column("streams", "streams", names=True),
@@ -80,8 +100,7 @@ class Size:
 
 def run(plan: Plan) -> Result:
     """Measure all sizes, round by round."""
-    sizes = [Size(streams) for streams in (QUICK_SIZES if plan.quick else SIZES)]
-    sizes += [Size(LARGE, workers) for workers in (QUICK_WORKERS if plan.quick else WORKERS)]
+    sizes = _sizes(plan)
     window_s = QUICK_WINDOW_S if plan.quick else WINDOW_S
     result = Result(
         "scale",
@@ -101,45 +120,70 @@ def run(plan: Plan) -> Result:
             )
             workdir = plan.workdir / f"{number}-{size.streams}-{size.workers}"
             with ExitStack() as stack:
-                running = _started(stack, size, workdir)
+                running, logs = _started(stack, size, workdir)
                 found = measure(
                     running, size.load, warm_s=WARM_S, seconds=window_s, workdir=workdir
                 )
                 size.found.append(found)
+                _wait_gone(logs)
     one = next(size for size in sizes if size.streams == 1)
     for size in sizes:
         result.results.append(_row(size, one))
-    small, large = (
-        next(size for size in sizes if size.streams == streams and size.workers == 1)
-        for streams in (SMALL, LARGE)
-    )
-    found = ratios(large.us("server"), small.us("server"))
-    result.ratios[f"itself with {SMALL} streams, at {LARGE}"] = found["median"]
-    result.load["2048 streams against 256"] = found
+    alone = {size.streams: size for size in sizes if size.workers == 1}
+    if SMALL in alone and LARGE in alone:
+        compared = ratios(alone[LARGE].us("server"), alone[SMALL].us("server"))
+        result.ratios[f"itself with {SMALL} streams, at {LARGE}"] = compared["median"]
+        result.load[f"{LARGE} streams against {SMALL}"] = compared
     result.notes += notes_of_other_work(result.results)
     return result
 
 
-def _started(stack: ExitStack, size: Size, workdir: Path) -> Running:
-    """Start the workers, each with an engine, and Envoy before them."""
+def _sizes(plan: Plan) -> list[Size]:
+    if chosen := plan.extra.get("streams"):
+        return [Size(streams) for streams in sorted({1, *chosen})]
+    sizes = [Size(streams) for streams in (QUICK_SIZES if plan.quick else SIZES)]
+    return sizes + [Size(LARGE, workers) for workers in (QUICK_WORKERS if plan.quick else WORKERS)]
+
+
+def _started(stack: ExitStack, size: Size, workdir: Path) -> tuple[Running, list[Path]]:
+    """Start the workers, each with an engine, and Envoy before them; return also logs' places."""
     parts: dict[str, int] = {}
-    addresses = []
+    addresses, logs = [], []
     share = -(-size.streams // size.workers)
     # Envoy deals calls out in turns, from a start of its choice: one more may come to a worker.
     load = dataclasses.replace(size.load, streams=share + (size.workers > 1))
+    engines = -(-load.streams // ENGINE_STREAMS)
     product = Product(
-        engine={"capacity": load.streams}, serve={"shm_bytes": load.streams * STREAM_BYTES}
+        engine={"capacity": -(-load.streams // engines)},
+        serve={"shm_bytes": load.streams * STREAM_BYTES},
     )
     for number in range(size.workers):
         folder = workdir / str(number)
         folder.mkdir(parents=True)
         shm = Path(tempfile.mkdtemp(prefix=private_prefix(), dir="/dev/shm"))
         stack.callback(shutil.rmtree, shm, ignore_errors=True)
+        logs.append(shm)
         parts[f"server{number}"] = product.start_sidecar(stack, load, folder, shm).pid
-        parts[f"engine{number}"] = product.start_engine(stack, load, folder, shm).pid
+        for engine in range(engines):
+            name = f"engine{number}-{engine}"
+            parts[name] = product.start_engine(stack, load, folder, shm, name=name).pid
         running = product.running(size.load, folder, parts)
         addresses.append(running.address)
-    return in_front(stack, running, size.load, workdir, more=addresses[:-1])
+    return in_front(stack, running, size.load, workdir, more=addresses[:-1]), logs
+
+
+def _wait_gone(logs: list[Path]) -> None:
+    """Return when no stream has a log any more; its client has left."""
+    due_s = time.monotonic() + LEAVING_S
+    while left := [
+        log for place in logs for log in place.glob("rrpa_*") if "table" not in log.name
+    ]:
+        if time.monotonic() > due_s:
+            raise BenchmarkFailed(
+                f"expected no log {LEAVING_S:g} s after the client has left, found {len(left)},"
+                f" {left[0].name} among them"
+            )
+        time.sleep(0.01)
 
 
 def _sum(found: dict[str, Any], role: str) -> float:
