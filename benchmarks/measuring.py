@@ -66,14 +66,23 @@ class Measurement:
 
 
 def measure(
-    running: Running, load: PacedLoad, *, warm_s: float, seconds: float, workdir: Path
+    running: Running,
+    load: PacedLoad,
+    *,
+    warm_s: float,
+    seconds: float,
+    workdir: Path,
+    opening: int | None = None,
 ) -> Measurement:
     """Open `load.streams` streams, let them settle for `warm_s`, and measure for `seconds`.
+
+    opening: requests that may wait for their first token at once; None leaves it to the client.
 
     Every message is compared with what it must be: the token, at the offset that follows.
     Raises BenchmarkFailed when the load cannot be run, or one answer was wrong or reset.
     """
-    load_of_client = asked(running, load.streams, warm_s=warm_s, seconds=seconds, text=load.token)
+    options = {"warm_s": warm_s, "seconds": seconds, "opening": opening}
+    load_of_client = asked(running, load.streams, text=load.token, **options)
     measured = measure_asked(running, load_of_client, workdir)
     if (open_at_end := measured.report["streams_open"]) != load.streams:
         raise BenchmarkFailed(

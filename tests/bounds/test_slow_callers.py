@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 
 import pytest
 import yaml
@@ -23,11 +24,13 @@ LARGE_WINDOW = 2**30
 """Such a caller gives no window back for minutes; only its socket is full."""
 
 SOCKET_BYTES = 65_536
-GROWTH_BYTES = 20e6
-DELAY_S = 0.5
-"""The normal caller's p99 may be this in any case. Behind one that stands still it would be 3 s;
-without anybody beside it, it was 40 ms on a machine of 2 cores that others used too. The ratio on
-a quiet one: `python -m benchmarks burst`."""
+GROWTH_BYTES = 8e6
+"""With 20 or 100 streams; it was 0.2 to 3 MB."""
+
+MEDIAN_S, DELAY_S = 0.1, 0.5
+"""The normal caller's median and p99 may be this in any case. Behind one that stands still it would
+be 3 s; without anybody beside it, p99 was 40 ms on a machine of 2 cores that others used too. The
+ratio on a quiet one: `python -m benchmarks burst`."""
 
 
 @contextmanager
@@ -115,6 +118,7 @@ def test_what_is_written_at_once_reaches_slow_callers_whole_and_waits_in_the_log
     assert len(alone) > 300
     assert len(among) > 600
     assert p99(among) < max(2 * p99(alone), DELAY_S), (p99(alone), p99(among))
+    assert median(among) < max(2 * median(alone), MEDIAN_S), (median(alone), median(among))
     eventually(lambda: stack.daemon.segments() == [], what="no log stays")
 
 
