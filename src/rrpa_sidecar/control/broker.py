@@ -35,11 +35,10 @@ from rrpa_sidecar.control.live import (
     SILENCE,
     Labels,
     LiveStream,
-    NoShortWay,
-    ShortWay,
     Timing,
 )
 from rrpa_sidecar.control.requests import model_of
+from rrpa_sidecar.control.short_way import NoShortWay, ShortWay
 from rrpa_sidecar.control.watch import Watch
 from rrpa_sidecar.errors import CorruptLog, DeadlinePassed, EngineStatus
 from rrpa_sidecar.metrics import Metrics

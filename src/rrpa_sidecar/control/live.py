@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rrpa_sidecar.control.lifecycle import State
 from rrpa_sidecar.errors import RRPAError
-from rrpa_sidecar.shm.layout import TAIL_RECORD_BYTES
-from rrpa_sidecar.shm.table import Moves
 from rrpa_sidecar.stream.events import Data, Event, Failed
 from rrpa_sidecar.stream.stream import FRAME_LIMIT_BYTES, OneFailure, Silence, StreamReader
 
@@ -18,8 +16,6 @@ if TYPE_CHECKING:
     from rrpa_sidecar.control.engines import Engine
     from rrpa_sidecar.metrics import ModelMetrics
     from rrpa_sidecar.shm.reader import LogReader
-
-__all__ = ["TAIL_RECORD_BYTES", "Labels", "LiveStream", "Moves", "ShortWay", "Timing"]
 
 SILENCE = Silence()
 
@@ -43,40 +39,6 @@ class Timing:
     first_commit_ns: int | None = None
     first_frame_ns: int | None = None
     """Set by the front end."""
-
-
-class ShortWay(Protocol):
-    """A front end that takes tokens right from the scan, without being woken for each."""
-
-    def begin_step(self) -> None:
-        """Something has moved."""
-        ...
-
-    def take(self, places: list[Any], moves: Moves) -> list[tuple[int, int]]:
-        """Send what can be sent now of the streams that have a place and have not ended.
-
-        places: slot → what `LiveStream.follow` was given, or None.
-
-        Returns the (slot, word) pairs of all others.
-        """
-        ...
-
-    def end_step(self) -> None:
-        """All that has moved was looked at: what was taken may leave."""
-        ...
-
-
-class NoShortWay:
-    """Wakes everybody."""
-
-    def begin_step(self) -> None:
-        pass
-
-    def take(self, places: list[Any], moves: Moves) -> list[tuple[int, int]]:
-        return list(moves.pairs)
-
-    def end_step(self) -> None:
-        pass
 
 
 class Keeper(Protocol):

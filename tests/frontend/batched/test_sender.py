@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rrpa_sidecar.clock import SystemClock
-from rrpa_sidecar.frontend.batched.answers import MESSAGE_OVERHEAD_BYTES, End
+from rrpa_sidecar.frontend.batched.answer import MESSAGE_OVERHEAD_BYTES, End
 from rrpa_sidecar.frontend.batched.heads import stream_head
 from rrpa_sidecar.frontend.batched.sender import (
     BATCH_BYTES,
     Outgoing,
     Sender,
 )
-from rrpa_sidecar.frontend.batched.step import SHORT_BYTES, SHORT_WINDOW, Step
+from rrpa_sidecar.frontend.batched.step import SHORT_BYTES, SHORT_WINDOW_BYTES, Step
 from rrpa_sidecar.frontend.frames import StreamFrames
 from rrpa_sidecar.metrics import Metrics, ModelMetrics
 from rrpa_sidecar.pb import rrpa_pb2 as pb
@@ -338,7 +338,7 @@ def test_after_the_first_frame_a_token_is_one_frame_and_nobody_is_asked_for_it()
     assert sum(step.counters.inter_token_s.counts) == 49 * 20
 
 
-@pytest.mark.parametrize("left", [SHORT_WINDOW - 1, SHORT_WINDOW])
+@pytest.mark.parametrize("left", [SHORT_WINDOW_BYTES - 1, SHORT_WINDOW_BYTES])
 def test_a_token_goes_the_short_way_only_into_a_window_that_surely_takes_it(left: int) -> None:
     step = Steps(1)
     step.scan([b"first"])
@@ -348,7 +348,7 @@ def test_a_token_goes_the_short_way_only_into_a_window_that_surely_takes_it(left
     step.scan([b"\xff" * SHORT_BYTES])  # three times as long, once replaced
     while step.batch():
         pass
-    assert (step.ways[0].asked == 1) is (left == SHORT_WINDOW)
+    assert (step.ways[0].asked == 1) is (left == SHORT_WINDOW_BYTES)
     assert out.stream.outbound_flow_control_window >= 0
     step.open_window(2**20, out.stream_id)
     while step.batch():

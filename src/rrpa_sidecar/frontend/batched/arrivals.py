@@ -17,7 +17,8 @@ from rrpa_sidecar.errors import RRPAError
 from rrpa_sidecar.frontend import methods
 from rrpa_sidecar.frontend.answering import told
 from rrpa_sidecar.frontend.batched import headers
-from rrpa_sidecar.frontend.batched.answers import End, ReflectionAnswer
+from rrpa_sidecar.frontend.batched.answer import End
+from rrpa_sidecar.frontend.batched.answers import ReflectionAnswer
 from rrpa_sidecar.frontend.batched.budget import QUICK_S, Bucket, Budget
 from rrpa_sidecar.frontend.batched.gate import too_much
 from rrpa_sidecar.frontend.batched.held import Held

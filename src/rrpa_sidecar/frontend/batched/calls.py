@@ -9,10 +9,12 @@ from rrpa_sidecar.clock import Clock
 from rrpa_sidecar.control.broker import Broker
 from rrpa_sidecar.frontend import methods
 from rrpa_sidecar.frontend.answering import list_models, told
-from rrpa_sidecar.frontend.batched import heads
-from rrpa_sidecar.frontend.batched.answers import Answer, End, OneAnswer, StreamAnswer, WatchAnswer
+from rrpa_sidecar.frontend.batched.answer import Answer, End
+from rrpa_sidecar.frontend.batched.answers import OneAnswer, WatchAnswer
 from rrpa_sidecar.frontend.batched.headers import Head
+from rrpa_sidecar.frontend.batched.heads import Head as FrameHead
 from rrpa_sidecar.frontend.batched.heads import body_head, stream_head
+from rrpa_sidecar.frontend.batched.stream_answer import StreamAnswer
 from rrpa_sidecar.frontend.call import Call
 from rrpa_sidecar.frontend.frames import BodyFrames, Frames, StreamFrames
 from rrpa_sidecar.frontend.health import Health, Watch
@@ -80,7 +82,7 @@ class Service:
         timeout_s: float | None,
         waker: Waker,
         frames: Frames,
-        frame_head: heads.Head,
+        frame_head: FrameHead,
     ) -> Accepted | End:
         call = Call(self._metrics, self._clock)
         try:

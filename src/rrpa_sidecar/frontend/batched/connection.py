@@ -15,7 +15,8 @@ from h2.exceptions import ProtocolError
 
 from rrpa_sidecar.errors import RRPAError
 from rrpa_sidecar.frontend.batched import headers, wire
-from rrpa_sidecar.frontend.batched.answers import End, ReflectionAnswer
+from rrpa_sidecar.frontend.batched.answer import End
+from rrpa_sidecar.frontend.batched.answers import ReflectionAnswer
 from rrpa_sidecar.frontend.batched.arrivals import Arrivals
 from rrpa_sidecar.frontend.batched.budget import Budget
 from rrpa_sidecar.frontend.batched.calls import Accepted
@@ -23,7 +24,8 @@ from rrpa_sidecar.frontend.batched.gate import Breach, Gate
 from rrpa_sidecar.frontend.batched.intake import Intake
 from rrpa_sidecar.frontend.batched.liveness import Liveness
 from rrpa_sidecar.frontend.batched.open_calls import Call, OpenCalls
-from rrpa_sidecar.frontend.batched.sender import BATCH_BYTES, Outgoing
+from rrpa_sidecar.frontend.batched.outgoing import Outgoing
+from rrpa_sidecar.frontend.batched.sender import BATCH_BYTES
 from rrpa_sidecar.frontend.batched.state import State
 from rrpa_sidecar.status import one_line
 
@@ -205,14 +207,6 @@ class Connection(asyncio.Protocol):
 
     def begin(self, call: Call, request: bytes) -> None:
         """Serve a call whose request is whole."""
-        self._begin(call, request)
-
-    def begin_reflection(self, call: Call) -> None:
-        """Serve a call whose requests are answered as they come."""
-        out = Outgoing(call.stream_id, self._h2.streams[call.stream_id], self._sender)
-        self._accept(call, out, Accepted(ReflectionAnswer(), ()))
-
-    def _begin(self, call: Call, request: bytes) -> None:
         stream_id = call.stream_id
         if not self._calls.is_open(stream_id):
             self._calls.remove(call)
@@ -229,6 +223,11 @@ class Connection(asyncio.Protocol):
             self._calls.finish(call, begun)
             return
         self._accept(call, out, begun)
+
+    def begin_reflection(self, call: Call) -> None:
+        """Serve a call whose requests are answered as they come."""
+        out = Outgoing(call.stream_id, self._h2.streams[call.stream_id], self._sender)
+        self._accept(call, out, Accepted(ReflectionAnswer(), ()))
 
     def _accept(self, call: Call, out: Outgoing, accepted: Accepted) -> None:
         """Say that the call is taken; its answer follows."""

@@ -10,11 +10,13 @@ from h2.errors import ErrorCodes
 from rrpa_sidecar.errors import CapacityExhausted, DeadlinePassed, RRPAError
 from rrpa_sidecar.frontend.answering import told
 from rrpa_sidecar.frontend.batched import headers
-from rrpa_sidecar.frontend.batched.answers import End, StreamAnswer
+from rrpa_sidecar.frontend.batched.answer import End
 from rrpa_sidecar.frontend.batched.held import Held
 from rrpa_sidecar.frontend.batched.messages import RequestReader
-from rrpa_sidecar.frontend.batched.sender import Outgoing, Sender
+from rrpa_sidecar.frontend.batched.outgoing import Outgoing
+from rrpa_sidecar.frontend.batched.sender import Sender
 from rrpa_sidecar.frontend.batched.state import State
+from rrpa_sidecar.frontend.batched.stream_answer import StreamAnswer
 from rrpa_sidecar.status import Code
 
 BROKEN_S = 0.01

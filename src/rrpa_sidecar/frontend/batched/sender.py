@@ -11,15 +11,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rrpa_sidecar.frontend.batched import wire
-from rrpa_sidecar.frontend.batched.answers import MESSAGE_OVERHEAD_BYTES, NOTHING, Answer, End
-from rrpa_sidecar.frontend.batched.heads import Head
-from rrpa_sidecar.frontend.batched.step import SHORT_WINDOW
-from rrpa_sidecar.metrics import ModelMetrics
-from rrpa_sidecar.stream.stream import FRAME_LIMIT_BYTES, StreamReader
+from rrpa_sidecar.frontend.batched.answer import MESSAGE_OVERHEAD_BYTES, End
+from rrpa_sidecar.frontend.batched.outgoing import Outgoing
+from rrpa_sidecar.frontend.batched.step import SHORT_WINDOW_BYTES
+from rrpa_sidecar.stream.stream import FRAME_LIMIT_BYTES
 
 if TYPE_CHECKING:
     from h2.connection import H2Connection
-    from h2.stream import H2Stream
 
 BATCH_BYTES = 64 * 1024
 """Most bytes of one batch: others of the loop have their turn after it, so it is what a token may
@@ -29,51 +27,6 @@ an order, from 16 to 256 KiB."""
 
 LEAST_BYTES = MESSAGE_OVERHEAD_BYTES + 4
 """A message may have these whatever the windows say; what does not fit is held and cut."""
-
-
-class Outgoing:
-    """One answer on its way out.
-
-    sender: of its connection.
-    rest: the part of a message that found no window.
-    in_message: some of that message has been sent, so all of it has to be.
-    reader: its next token can go the short way, with `head` before it, counted in `counters`.
-    word: of its slot in its engine's table, where the short way could not take it.
-    """
-
-    __slots__ = (
-        "answer",
-        "counters",
-        "gone",
-        "head",
-        "in_message",
-        "last_frame_ns",
-        "queued",
-        "reader",
-        "rest",
-        "sender",
-        "stream",
-        "stream_id",
-        "word",
-    )
-
-    head: Head
-    counters: ModelMetrics
-
-    def __init__(
-        self, stream_id: int, stream: H2Stream, sender: Sender, answer: Answer = NOTHING
-    ) -> None:
-        self.stream_id = stream_id
-        self.stream = stream
-        self.sender = sender
-        self.answer = answer
-        self.rest = b""
-        self.in_message = False
-        self.reader: StreamReader | None = None
-        self.last_frame_ns = 0
-        self.word = 0
-        self.queued = False
-        self.gone = False
 
 
 class Sender:
@@ -131,7 +84,7 @@ class Sender:
 
         room: bytes that the transport takes now.
         """
-        window = self._h2.outbound_flow_control_window - SHORT_WINDOW
+        window = self._h2.outbound_flow_control_window - SHORT_WINDOW_BYTES
         self._given = self.credit = max(min(window, room), 0)
 
     def batch(self) -> list[bytes]:

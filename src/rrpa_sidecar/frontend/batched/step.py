@@ -10,27 +10,40 @@ memory that is cold. So: one loop, nothing kept per token, as few objects per st
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from rrpa_sidecar.clock import Clock
-from rrpa_sidecar.control.live import TAIL_RECORD_BYTES, Moves
+from rrpa_sidecar.control.short_way import TAIL_RECORD_BYTES, Moves
 from rrpa_sidecar.frontend.batched import wire
-
-if TYPE_CHECKING:
-    from rrpa_sidecar.frontend.batched.connection import Connection
-    from rrpa_sidecar.frontend.batched.sender import Outgoing
+from rrpa_sidecar.frontend.batched.outgoing import Outgoing
 
 SHORT_BYTES = 4096
 """Most raw bytes that go the short way. Three times as many, and their head, fit into the smallest
 frame that HTTP/2 lets a peer ask for, 16,384 bytes, and so into a window of that size."""
 
-SHORT_WINDOW = 16384
+SHORT_WINDOW_BYTES = 16384
+"""Window of its stream without which an answer goes the long way, where frames are cut to fit."""
+
+
+class Stepper(Protocol):
+    """What a step asks of a connection."""
+
+    def begin_step(self) -> None:
+        """Give its sender credit, if frames can leave now."""
+        ...
+
+    def end_step(self) -> None:
+        """Send what the step has appended, if it did."""
+        ...
 
 
 class Step:
-    """Implements `control.live.ShortWay` for all connections of a front end."""
+    """Implements `control.short_way.ShortWay` for all connections of a front end.
 
-    def __init__(self, connections: Iterable[Connection], clock: Clock) -> None:
+    connections: a live collection; they come and go between steps.
+    """
+
+    def __init__(self, connections: Iterable[Stepper], clock: Clock) -> None:
         self._connections = connections
         self._clock = clock
 
@@ -39,6 +52,11 @@ class Step:
             each.begin_step()
 
     def take(self, places: list[Outgoing | None], moves: Moves) -> list[tuple[int, int]]:
+        """See `ShortWay.take`.
+
+        Where the short way is shut (no window, no credit, a word that promises nothing, a log
+        that moved too far), the answer is marked for its sender's turn, which knows every case.
+        """
         others = []
         first, pairs, tails = moves
         now_ns = self._clock.now_ns()
@@ -55,7 +73,7 @@ class Step:
             at = (slot - first) * record
             if (
                 credit > 0
-                and left >= SHORT_WINDOW
+                and left >= SHORT_WINDOW_BYTES
                 and reader is not None
                 and (data := reader.promised(word, SHORT_BYTES, tails[at : at + record]))
             ):
