@@ -156,10 +156,12 @@ def _first_token(running: Running, limit_s: float = 20.0) -> None:
     until_s = time.monotonic() + limit_s
     request = running.body[GRPC_PREFIX_BYTES:]
     with grpc.insecure_channel(running.address) as channel:
-        ask = channel.unary_stream(running.path)
+        ask = channel.unary_stream(
+            running.path, request_serializer=bytes, response_deserializer=bytes
+        )
         while True:
             try:
-                next(ask(request, timeout=limit_s))
+                next(iter(ask(request, timeout=limit_s)))
                 return
             except grpc.RpcError as exc:
                 if time.monotonic() > until_s:
