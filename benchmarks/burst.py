@@ -32,6 +32,7 @@ import psutil
 from benchmarks.cpu import CpuMeter, tree_memory_bytes
 from benchmarks.load.client import Load, LoadClient, LoadError, require_clean
 from benchmarks.machine import machine
+from benchmarks.measuring import asked
 from benchmarks.picture import Dot, dots
 from benchmarks.plan import BenchmarkFailed, Plan
 from benchmarks.processes import private_prefix, start
@@ -200,13 +201,8 @@ def _peer(
     file = workdir / "text"
     file.write_bytes(text)
     address = f"unix:{workdir}/grpcaio.sock"
-    argv = [
-        sys.executable,
-        "-m",
-        "benchmarks.servers.peers.grpcaio_burst_server",
-        address,
-        str(file),
-    ]
+    module = "benchmarks.servers.peers.grpcaio_burst_server"
+    argv = [sys.executable, "-m", module, address, str(file)]
     child = start(stack, argv, name="grpcaio", workdir=workdir, ready="ready")
     load = PacedLoad(size.clients + 2 * NORMAL_STREAMS, tokens_per_s=0)
     made = in_front(stack, grpc_running(address, {"server": child.pid}, load), load, workdir)
@@ -270,35 +266,16 @@ def _report(client: LoadClient) -> dict[str, Any]:
 
 
 def _load(entry: Entry, text: bytes, streams: int, **settings: Any) -> Load:
-    running = entry.running
-    return Load(
-        connect=running.address,
-        path=running.path,
-        body=running.body,
-        headers=running.headers,
-        connections=streams,
-        streams=streams,
-        warm_s=0,
-        seconds=LIMIT_S,
-        until_ended=True,
-        text=text,
-        **settings,
+    load = asked(
+        entry.running, streams, warm_s=0, seconds=LIMIT_S, until_ended=True, text=text, **settings
     )
+    # One that does not read must not hold up the answers of others.
+    return dataclasses.replace(load, connections=streams)
 
 
 def _normal_p99_ms(entry: Entry, size: Size, workdir: Path) -> float:
-    running = entry.normal
-    load = Load(
-        connect=running.address,
-        path=running.path,
-        body=running.body,
-        headers=running.headers,
-        streams=NORMAL_STREAMS,
-        warm_s=0.5,
-        seconds=size.normal_s,
-        stamps=True,
-    )
-    with LoadClient(load, workdir) as client:
+    load = asked(entry.normal, NORMAL_STREAMS, warm_s=0.5, seconds=size.normal_s, stamps=True)
+    with LoadClient(dataclasses.replace(load, connections=1), workdir) as client:
         client.begin()
         client.wait_end()
         report = client.report()

@@ -22,6 +22,7 @@ from typing import Any
 
 import click
 
+from benchmarks import options
 from benchmarks.cpu import ELSEWHERE
 from benchmarks.machine import machine
 from benchmarks.measuring import CONNECTIONS, Measurement, asked, measure_asked, notes_of_other_work
@@ -76,23 +77,9 @@ COLUMNS = [
 ]
 
 OPTIONS = [
-    click.Option(
-        ["--window", "window_s"],
-        type=click.FloatRange(min=0.1),
-        help="Seconds of each measurement.  [default: 3, with --quick 1.5]",
-    ),
-    click.Option(
-        ["--way", "ways"],
-        multiple=True,
-        type=click.Choice(WAYS),
-        help="May be repeated.  [default: both, with --quick direct]",
-    ),
-    click.Option(
-        ["--server", "servers"],
-        multiple=True,
-        type=click.Choice(list(SERVERS)),
-        help="Beside the product; may be repeated.  [default: all]",
-    ),
+    options.window(f"{WINDOW_S:g}, with --quick {QUICK_WINDOW_S:g}"),
+    options.several("--way", "ways", WAYS, "both, with --quick direct"),
+    options.several("--server", "servers", SERVERS, "all", about="Beside the product"),
     click.Option(
         ["--together", "together"],
         multiple=True,

@@ -29,11 +29,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import click
-
+from benchmarks import options
 from benchmarks.cpu import ELSEWHERE
 from benchmarks.machine import machine
-from benchmarks.measuring import CONNECTIONS, Measurement, asked, measure_asked, notes_of_other_work
+from benchmarks.measuring import (
+    CARRIED,
+    CONNECTIONS,
+    Measurement,
+    asked,
+    measure_asked,
+    notes_of_other_work,
+)
 from benchmarks.picture import Dot, dots
 from benchmarks.pinning import pin, places
 from benchmarks.plan import BenchmarkFailed, CannotRun, Plan
@@ -47,9 +53,6 @@ from benchmarks.table import Column, Row, median, ratio
 
 RUNS, QUICK_RUNS = 5, 2
 WARM_S, WINDOW_S = 1.0, 4.0
-CARRIED = 0.97
-"""Share of the due tokens that must arrive for a latency to be one."""
-
 TOKENS_PER_S = 100.0
 HEADLINE, HEADLINE_STREAMS = "512x100", 512
 CALIBRATION = PacedLoad(256, TOKENS_PER_S)
@@ -101,35 +104,11 @@ COLUMNS = [
 ]
 
 OPTIONS = [
-    click.Option(
-        ["--window", "window_s"],
-        type=click.FloatRange(min=0.1),
-        help="Seconds of each measurement.  [default: 4]",
-    ),
-    click.Option(
-        ["--load", "loads"],
-        multiple=True,
-        type=click.Choice(LOADS),
-        help="May be repeated.  [default: all, with --quick 512x100]",
-    ),
-    click.Option(
-        ["--way", "ways"],
-        multiple=True,
-        type=click.Choice(WAYS),
-        help="May be repeated.  [default: both, with --quick direct]",
-    ),
-    click.Option(
-        ["--steps", "steps"],
-        multiple=True,
-        type=click.Choice(STEPS),
-        help="May be repeated.  [default: shared, and own at 512x100 direct]",
-    ),
-    click.Option(
-        ["--server", "servers"],
-        multiple=True,
-        type=click.Choice(SERVERS),
-        help="Beside the product; may be repeated.  [default: all]",
-    ),
+    options.window(f"{WINDOW_S:g}"),
+    options.several("--load", "loads", LOADS, f"all, with --quick {HEADLINE}"),
+    options.several("--way", "ways", WAYS, "both, with --quick direct"),
+    options.several("--steps", "steps", STEPS, f"shared, and own at {HEADLINE} direct"),
+    options.several("--server", "servers", SERVERS, "all", about="Beside the product"),
 ]
 
 

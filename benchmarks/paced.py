@@ -18,29 +18,20 @@ client.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import statistics
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import click
-
+from benchmarks import options
 from benchmarks.cpu import ELSEWHERE
 from benchmarks.machine import machine
-from benchmarks.measuring import (
-    CLIENT,
-    CONNECTIONS,
-    Measurement,
-    measure,
-    notes_of_other_work,
-)
+from benchmarks.measuring import CLIENT, CONNECTIONS, Measurement, measure, notes_of_other_work
 from benchmarks.picture import Dot, dots
-from benchmarks.plan import BenchmarkFailed, CannotRun, Plan
+from benchmarks.plan import CannotRun, Plan
 from benchmarks.result import Result
+from benchmarks.rounds import Entry, Rounds
 from benchmarks.servers import TOKEN, PacedLoad, Running, Server
 from benchmarks.servers.peers import PEERS
 from benchmarks.servers.product import Product
@@ -52,16 +43,12 @@ RUNS, QUICK_RUNS = 5, 2
 WINDOW_S, QUICK_WINDOW_S = 6.0, 3.0
 WARM_S, QUICK_WARM_S = 2.0, 1.0
 
-HEADLINE = (512, 100.0)
 LOADS: dict[str, tuple[int, float]] = {
-    "512x100": HEADLINE,
+    "512x100": (512, 100.0),
     "64x50": (64, 50.0),
     "512x50": (512, 50.0),
     "2048x25": (2048, 25.0),
 }
-CARRIED = 0.97
-"""Share of the due tokens that must arrive for a load to count as carried."""
-LEAST_STREAMS = 4
 SEARCH_FROM_PER_S = {"LiteLLM": 6400.0}
 """Tokens per second of all streams where the search for a server's load begins, if a load too
 large costs it a minute instead of being late. Three times what it carries on a core, so that
@@ -96,65 +83,15 @@ COLUMNS = [
 ]
 
 OPTIONS = [
-    click.Option(
-        ["--load", "loads"],
-        multiple=True,
-        type=click.Choice(list(LOADS)),
-        help="STREAMSxTOKENS/S; may be repeated.  [default: all, with --quick 512x100]",
+    options.several(
+        "--load", "loads", LOADS, f"all, with --quick {next(iter(LOADS))}", about="STREAMSxTOKENS/S"
     ),
-    click.Option(
-        ["--window", "window_s"],
-        type=click.FloatRange(min=0.1),
-        help=f"Seconds to measure.  [default: {WINDOW_S:g}, with --quick {QUICK_WINDOW_S:g}]",
+    options.window(f"{WINDOW_S:g}, with --quick {QUICK_WINDOW_S:g}"),
+    options.several(
+        "--server", "servers", SERVERS, "all, with --quick grpc.aio and C++",
+        about="Beside the product",
     ),
-    click.Option(
-        ["--server", "servers"],
-        multiple=True,
-        type=click.Choice(list(SERVERS)),
-        help="Beside the product; may be repeated.  [default: all, with --quick grpc.aio and C++]",
-    ),
-]
-
-
-@dataclass(slots=True)
-class Entry:
-    """One server at one load, measured once in each round.
-
-    asked, load: what was to be carried, and what is; they differ in streams alone.
-    """
-
-    started: Started
-    asked: PacedLoad
-    load: PacedLoad
-    found: list[Measurement] = field(default_factory=list)
-
-    @property
-    def server(self) -> Server:
-        return self.started.server
-
-    @property
-    def running(self) -> Running:
-        return self.started.running
-
-    @property
-    def is_product(self) -> bool:
-        return self.server.name == PRODUCT
-
-    @property
-    def carried(self) -> bool:
-        paces = [each.pace(self.load) for each in self.found]
-        return bool(paces) and statistics.median(paces) >= CARRIED
-
-    def halved(self) -> Entry:
-        load = dataclasses.replace(self.load, streams=self.load.streams // 2)
-        return Entry(self.started, self.asked, load)
-
-    def us(self, role: str) -> list[float]:
-        values = (each.us_per_token(role) for each in self.found)
-        return [value for value in values if value is not None]
-
-    def all_us(self) -> list[float]:
-        return [each.all_us_per_token() for each in self.found]
+]  # fmt: skip
 
 
 def run(plan: Plan) -> Result:
@@ -174,9 +111,11 @@ def run(plan: Plan) -> Result:
         streams, rate = LOADS[name]
         load = PacedLoad(streams, rate, seconds=sum(_seconds(plan)))
         with ExitStack() as stack:
-            entries = _started(plan, stack, load, result)
-            _rounds(plan, entries, result)
-        _report(entries, result, headline=name == names[0])
+            rounds = Rounds(
+                _started(plan, stack, load, result), partial(_measure, plan), result.notes, plan.say
+            )
+            rounds.run(plan.runs)
+        _report(rounds, result, headline=name == names[0])
     result.notes += notes_of_other_work(result.results)
     return result
 
@@ -208,87 +147,17 @@ def _started(plan: Plan, stack: ExitStack, load: PacedLoad, result: Result) -> l
     return entries
 
 
-def _rounds(plan: Plan, entries: list[Entry], result: Result) -> None:
-    """Measure every entry once in each round; the first round adds what is not carried."""
-    for entry in list(entries):
-        _measure_or_drop(plan, entry, entries, 1, result)
-        if entry in entries:
-            _beside(plan, entry, entries)
-        if not entry.carried:
-            _add_carried(plan, entry, entries, result)
-    for number in range(2, plan.runs + 1):
-        for entry in list(entries):
-            _measure_or_drop(plan, entry, entries, number, result)
-
-
-def _measure_or_drop(
-    plan: Plan, entry: Entry, entries: list[Entry], number: int, result: Result
-) -> None:
-    """Measure.
-
-    A peer may fail, since overloaded ones refuse answers or cut them: it is started anew, and
-    this load of it becomes a note. The product may not.
-    """
-    try:
-        _measure(plan, entry, number)
-    except BenchmarkFailed as exc:
-        if isinstance(entry.server, Product):
-            raise
-        plan.say(str(exc))
-        result.notes.append(f"not measured: {exc}")
-        entry.started.again()
-        if entry in entries:
-            entries.remove(entry)
-        entry.found.clear()
-
-
-def _beside(plan: Plan, entry: Entry, entries: list[Entry]) -> None:
-    """See that the product is measured at the load of `entry` too."""
-    if not any(each.is_product and each.load == entry.load for each in entries):
-        product = Entry(entries[0].started, entry.asked, entry.load)
-        _measure(plan, product, 1)
-        entries.append(product)
-
-
-def _measure(plan: Plan, entry: Entry, number: int) -> None:
-    plan.say(f"{entry.load.name}: round {number} of {plan.runs}, {entry.server.name}")
+def _measure(plan: Plan, running: Running, load: PacedLoad) -> Measurement:
     warm_s, seconds = _seconds(plan)
-    try:
-        found = measure(
-            entry.running, entry.load, warm_s=warm_s, seconds=seconds, workdir=plan.workdir
-        )
-    except BenchmarkFailed as exc:
-        raise BenchmarkFailed(f"{entry.server.name} at {entry.load.name}: {exc}") from exc
-    entry.found.append(found)
-    if found.pace(entry.load) < CARRIED:
-        # What it could not carry must not burden what comes next: gateways go on reading
-        # answers for a while after their callers left.
-        entry.started.again()
+    return measure(running, load, warm_s=warm_s, seconds=seconds, workdir=plan.workdir)
 
 
-def _add_carried(plan: Plan, entry: Entry, entries: list[Entry], result: Result) -> None:
-    """Add the same server at the largest half of its load that it carries, and the product."""
-    lower = entry
-    while not lower.carried:
-        plan.say(f"{lower.server.name} does not carry {lower.load.name}, it is tried with half")
-        lower = lower.halved()
-        if lower.load.streams < LEAST_STREAMS:
-            why = f"{entry.server.name} carries no load: of {LEAST_STREAMS} streams it is behind"
-            if isinstance(entry.server, Product):
-                raise BenchmarkFailed(why)
-            result.notes.append(why)
-            return
-        _measure_or_drop(plan, lower, entries, 1, result)
-    entries.append(lower)
-    _beside(plan, lower, entries)
-
-
-def _report(entries: list[Entry], result: Result, *, headline: bool) -> None:
+def _report(rounds: Rounds, result: Result, *, headline: bool) -> None:
     """Add a row for each entry, and the ratios if this load is the one that is quoted."""
-    product_at = {each.load: each for each in entries if each.is_product}
-    for entry in sorted(entries, key=lambda each: -each.load.streams):
+    product_at = {each.load: each for each in rounds.entries if rounds.is_product(each)}
+    for entry in sorted(rounds.entries, key=lambda each: -each.load.streams):
         row = _row(entry)
-        if not entry.is_product:
+        if not rounds.is_product(entry):
             product = product_at[entry.load]
             row["ratio"] = ratios(product.us("server"), entry.us("server"))
             row["all_ratio"] = ratios(product.all_us(), entry.all_us())
