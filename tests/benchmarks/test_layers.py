@@ -25,7 +25,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("measuring", "token_path"),
     ("rounds", "servers.peers.grpcaio_shapes"),
     ("paced", "latency", "first_token", "burst", "scale", "start", "micro"),
-    ("registry",),
+    ("published", "registry"),
     ("cli",),
     ("__main__",),
 )

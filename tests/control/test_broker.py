@@ -25,6 +25,7 @@ from rrpa_sidecar.shm import layout
 from rrpa_sidecar.shm.directory import Space
 from rrpa_sidecar.shm.end import End
 from rrpa_sidecar.shm.table import Moves
+from rrpa_sidecar.shm.writer import LogWriter
 from rrpa_sidecar.status import MESSAGE_LIMIT_BYTES
 from rrpa_sidecar.stream.events import Data, Finished
 from tests.control.engine import (
@@ -81,6 +82,26 @@ def test_a_followed_stream_is_taken_from_the_scan_and_nobody_is_woken(broker, ca
     assert (followed.woken, followed.begun, followed.ended) == (0, 2, 2)
     broker.scan()
     assert (followed.begun, followed.ended) == (2, 2), "nothing moved"
+
+
+def test_what_was_committed_without_a_word_is_found_by_the_sweeps(broker, cast, clock):
+    engine = cast.engine(capacity=1)
+    stream = cast.open()
+    woken: list[str] = []
+    stream.waker = lambda: woken.append("now")
+    writer = LogWriter.create(engine.directory, stream.stream_id, stream_bytes=STREAM_BYTES)
+    engine.writers[stream.stream_id] = writer
+    for offset, token in ((0, b"one "), (4, b"two ")):
+        writer.write(token)
+        woken.clear()
+        for _ in range(2):
+            clock.jump_s(1)
+            broker.sweep()
+        assert woken, "its front end would wait for ever"
+        assert stream.poll() == Data(offset, token)
+    woken.clear()
+    broker.sweep()
+    assert not woken, "nothing is left to read"
 
 
 def test_the_end_of_a_followed_stream_wakes_its_front_end(broker, cast, shm):

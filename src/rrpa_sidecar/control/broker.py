@@ -4,8 +4,11 @@ Pure logic but for the shared-memory calls: no asyncio, no gRPC, no locks. Every
 the thread of one event loop. `gate.py` says who may come in, `dispatch.py` who runs and who
 waits, `watch.py` what the logs say, `pump.py` when to look; `attach_service.py` speaks to engines.
 
-The way of a token: an engine rings → `scan` reads each engine's table once → each stream that
-moved wakes its front end → the front end polls: one read of the log's header, one of its data.
+The way of a token: an engine rings → `scan` reads each engine's table, two reads for any number
+of streams → the front end's short way takes what moved, from the table alone or with one read of
+the log → one write for each connection. A stream's first token, its end, and whatever the short
+way cannot take wake the front end instead, which polls: one read of the log's header, one of its
+data.
 """
 
 from __future__ import annotations
@@ -76,6 +79,7 @@ class Broker:
         self.on_busy: Callable[[], None] | None = None
         """Called when sweeps are needed; calls while they run already are harmless."""
         self.short_way: ShortWay = NoShortWay()
+        """Meets the streams that have called `LiveStream.follow`; set before anything moves."""
         self._directory = directory
         self._metrics = metrics
         self._clock = clock
@@ -163,7 +167,7 @@ class Broker:
     # --- For the pump ---------------------------------------------------------------------
 
     def scan(self) -> bool:
-        """Find the streams that moved, and wake their front ends. One read per engine.
+        """Find the streams that moved: the short way takes them, or their front ends are woken.
 
         Returns whether any moved.
         """

@@ -29,9 +29,10 @@ A look with news is followed by the next, so a burst is found at once."""
 class Watch:
     """Which streams to look at, when, and what to see there.
 
-    The tables of the engines say which logs moved, but they are a hint: an engine may forget a
-    word, and none says that a writer vanished. Hence the rotations; and `_unread`, for clients too
-    slow to see the end themselves.
+    The tables of the engines say which logs moved, but nothing relies on being told: an engine may
+    forget a word, and none says that a writer vanished. Hence the rotations; and `_unread`, for
+    clients too slow to see the end themselves. A stream that a front end takes the short way is
+    not told of here until its log ends, or its front end asks to be woken again.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Watch:
             self._unread.pop(stream, None)
 
     def moved(self, stream: LiveStream) -> None:
-        """The table says that the stream's log moved."""
+        """The table says that the stream's log moved, and the short way did not take it."""
         if stream.state is State.STREAMING:
             # The front end will read the header; reading it here as well would double the cost.
             self._unread[stream] = None
@@ -150,6 +151,10 @@ class Watch:
         if self._refresh(stream):
             stream.wake()
             return True
+        if not reader.caught_up:
+            # Its word was forgotten, or its client is slow; we cannot tell, and a wake in vain
+            # costs little. It is no news: all slow clients would be looked at in each sweep.
+            stream.wake()
         if not gone:
             return False
         reader.lose("the engine gave the stream up without an end,")

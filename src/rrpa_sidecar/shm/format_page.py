@@ -69,6 +69,8 @@ def _constants() -> str:
         ("log file, smallest", layout.MIN_STREAM_BYTES),
         ("log file, largest", layout.MAX_STREAM_BYTES),
         ("slots of a table, most", layout.MAX_SLOTS),
+        ("tail of a log, in its table", layout.TAIL_BYTES),
+        ("tail with its checksum", layout.TAIL_RECORD_BYTES),
         ("stop sequence, longest", layout.STOP_LIMIT_BYTES),
         ("text, longest", layout.TEXT_LIMIT_BYTES),
     )

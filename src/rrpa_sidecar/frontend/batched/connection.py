@@ -1,7 +1,9 @@
 """One HTTP/2 connection: what arrives becomes calls, what moves leaves in one write.
 
-A waker marks its answer and asks for one flush; the loop runs it after the scan that woke all the
-others too, so an engine's step is one write for each connection, whatever the number of streams.
+The broker's scan opens a step, appends the tokens that go the short way, and ends it: an engine's
+step is one write for each connection, whatever the number of streams. What the scan only wakes
+(first tokens, ends, answers without window) marks its answer and asks for one flush, which the
+step's own write takes along.
 """
 
 from __future__ import annotations
