@@ -25,10 +25,20 @@ import time
 
 from rrpa_sidecar.pb import rrpa_pb2 as pb
 from tests.harness.processes import STOP_TIMEOUT_S, Process, ProcessFailed
+from tests.harness.raw_h2 import (
+    ACK,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    PING,
+    PREFACE,
+    RST_STREAM,
+    SETTINGS,
+)
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
-END_STREAM, ACK, END_HEADERS = 1, 1, 4
+WINDOW_UPDATE = 8
 INITIAL_WINDOW_SIZE = 4
 DEFAULT_WINDOW = 65_535
 READ_BYTES = 65_536

@@ -8,10 +8,16 @@ from collections.abc import Callable
 from threading import Lock, Thread
 
 from rrpa_sidecar.engine.engine import Engine
-from rrpa_sidecar.errors import RRPAError, StartupError
-from rrpa_sidecar.shm.descriptors import use_all
+from rrpa_sidecar.errors import RRPAError
+from rrpa_sidecar.shm.descriptors import use_enough
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
+
+FILES_PER_JOB = 2
+"""Descriptors of an open log: mmap keeps one of its own."""
+
+OWN_FILES = 64
+"""Descriptors of everything else: 11 when idle, without a model."""
 
 
 class StopSignals:
@@ -45,12 +51,6 @@ class StopSignals:
         callback()
 
 
-PER_JOB = 2
-"""Descriptors of an open log: mmap keeps one of its own."""
-
-OWN = 64
-"""Descriptors of everything else: 11 when idle, without a model."""
-
 Loop = Callable[[Engine], None]
 """An engine's own loop; returns once `engine.stopping`."""
 
@@ -66,7 +66,12 @@ def run_process(prepare: Callable[[], tuple[Engine, Loop]]) -> None:
     try:
         engine, loop = prepare()
         signals.call(engine.stop)
-        _allow_as_many_files_as_needed(engine.identity.capacity)
+        capacity = engine.identity.capacity
+        use_enough(
+            FILES_PER_JOB * capacity + OWN_FILES,
+            f"{capacity} streams (--capacity)",
+            "lower --capacity, or start more engines",
+        )
         with engine:
             if engine.wait_serving():
                 models = ",".join(engine.identity.models)
@@ -75,17 +80,3 @@ def run_process(prepare: Callable[[], tuple[Engine, Loop]]) -> None:
     except (RRPAError, ValueError) as exc:
         print(f"rrpa: {exc}", file=sys.stderr, flush=True)
         raise SystemExit(1) from exc
-
-
-def _allow_as_many_files_as_needed(capacity: int) -> None:
-    """Use all the descriptors that this process may have.
-
-    Raises:
-      StartupError: they are too few for `capacity` jobs at once.
-    """
-    most, need = use_all(), PER_JOB * capacity + OWN
-    if most < need:
-        raise StartupError(
-            f"the process may open {most} files (ulimit -Hn), but {capacity} streams (--capacity)"
-            f" need {need}; raise the limit, lower --capacity, or start more engines"
-        )

@@ -11,7 +11,7 @@ import os
 import resource
 import sys
 
-from rrpa_sidecar.errors import CapacityExhausted
+from rrpa_sidecar.errors import CapacityExhausted, StartupError
 
 RESERVED = 32
 """Numbers that logs leave free; a quarter of the limit where that is less."""
@@ -25,6 +25,24 @@ def use_all() -> int:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     return sys.maxsize if most == resource.RLIM_INFINITY else most
+
+
+def use_enough(need: int, what: str, instead: str) -> None:
+    """Let this process open as many files as it may, and see that they are enough.
+
+    need: how many it will need.
+    what, instead: subject of the sentence for people, and what they can do besides raising the
+      limit.
+
+    Raises:
+      StartupError: the hard limit is too low. Later, streams would fail one by one, under load.
+    """
+    most = use_all()
+    if most < need:
+        raise StartupError(
+            f"the process may open {most} files (ulimit -Hn), but {what} need {need}; raise the"
+            f" limit, {instead}"
+        )
 
 
 def is_reserved(fd: int) -> bool:

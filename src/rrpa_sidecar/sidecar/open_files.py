@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from rrpa_sidecar.config import Config
-from rrpa_sidecar.errors import StartupError
-from rrpa_sidecar.shm.descriptors import RESERVED, use_all
+from rrpa_sidecar.shm.descriptors import RESERVED, use_enough
 
 OWN = 64
 """What the process itself has open: 32 when idle, with all sockets listening."""
@@ -22,13 +21,11 @@ def allow_as_many_as_needed(config: Config) -> None:
     """Use all the descriptors that this process may have: each stream needs one.
 
     Raises:
-      StartupError: the hard limit is too low for the streams that the settings promise. Later
-        they would be refused one by one, under load.
+      StartupError: the hard limit is too low for the streams that the settings promise.
     """
-    most, need = use_all(), needed(config)
-    if most < need:
-        raise StartupError(
-            f"the process may open {most} files (ulimit -Hn), but {config.max_streams} streams"
-            f" (--shm-bytes / --stream-bytes) and {config.max_engines} engines (--max-engines)"
-            f" need {need}; raise the limit, or lower --shm-bytes"
-        )
+    use_enough(
+        needed(config),
+        f"{config.max_streams} streams (--shm-bytes / --stream-bytes) and {config.max_engines}"
+        " engines (--max-engines)",
+        "or lower --shm-bytes",
+    )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 from google.api.httpbody_pb2 import HttpBody  # type: ignore[import-untyped]
+from h2.connection import H2Connection
 from hyperframe.frame import DataFrame
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rrpa_sidecar.frontend.batched.heads import HEAD_LIMIT_BYTES, body_head, stream_head, varint
+from rrpa_sidecar.frontend.batched.step import SHORT_BYTES, SHORT_WINDOW_BYTES
 from rrpa_sidecar.pb import rrpa_pb2 as pb
 
 EDGES = [0, 1, 0x7F, 0x80, 0x3FFF, 0x4000, 0x1FFFFF, 0x200000, 2**35, 2**63]
@@ -49,3 +51,11 @@ def test_any_stream_frame_is_too(stream_id, offset, size) -> None:
 def test_a_varint_has_seven_bits_a_byte() -> None:
     written = {0: b"\0", 127: b"\x7f", 128: b"\x80\x01", 300: b"\xac\x02"}
     assert {value: varint(value) for value in written} == written
+
+
+def test_what_goes_the_short_way_fits_into_the_smallest_frame_and_window_there_is() -> None:
+    longest = "\ufffd".encode() * SHORT_BYTES
+    assert HEAD_LIMIT_BYTES + len(longest) <= SHORT_WINDOW_BYTES
+    assert (
+        H2Connection().max_outbound_frame_size >= SHORT_WINDOW_BYTES
+    )  # and RFC 9113 lets nobody lower it

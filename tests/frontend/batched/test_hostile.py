@@ -29,33 +29,8 @@ from tests.harness.raw_h2 import (
     RST_STREAM,
     SETTINGS,
 )
-
-PRIORITY, WINDOW_UPDATE = 2, 8
-CALM, PROTOCOL_ERROR = 11, 1
-
-
-def frame(kind: int, payload: bytes = b"", flags: int = 0, stream: int = 0) -> bytes:
-    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
-
-
-FIELDS = [
-    (b":method", b"POST"),
-    (b":scheme", b"http"),
-    (b":path", STREAM.encode()),
-    (b":authority", b"x"),
-    (b"te", b"trailers"),
-    (b"content-type", b"application/grpc"),
-]
-
-
-def block(*more: tuple[bytes, bytes], **instead: str) -> bytes:
-    fields = [(k, instead.get(k.strip(b":").decode(), v.decode()).encode()) for k, v in FIELDS]
-    return b"".join(b"\0" + raw_h2.text(k) + raw_h2.text(v) for k, v in [*fields, *more])
-
-
-def call(stream: int, body: bytes | None = b"\0\0\0\0\0") -> bytes:
-    raw = frame(HEADERS, block(), END_HEADERS, stream)
-    return raw if body is None else raw + frame(DATA, body, END_STREAM, stream)
+from tests.hostile.frames import CALM, block, call, frame
+from tests.hostile.frames import head as opened
 
 
 @pytest_asyncio.fixture
@@ -179,7 +154,7 @@ def status_in(frames: list[raw_h2.Frame]) -> dict[str, str]:
 )
 async def test_a_wrong_request_is_refused_alone(front: Front, raw: bytes, code: str) -> None:
     def work(peer: raw_h2.Connection) -> tuple[dict[str, str], dict[str, str]]:
-        peer.socket.sendall(call(1, None) + raw)
+        peer.socket.sendall(opened(1) + raw)
         first = status_in(peer.answer(1))
         peer.socket.sendall(frame(HEADERS, block(path=MODELS), END_HEADERS, 3))
         peer.socket.sendall(frame(DATA, b"\0\0\0\0\0", END_STREAM, 3))

@@ -5,11 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-GREETING_S = 10.0
-"""A peer that connects and speaks no HTTP/2 is dropped."""
-
-KEEPALIVE_S, KEEPALIVE_TIMEOUT_S = 20.0, 10.0
-"""As the grpcio front end: a caller that vanished is noticed after both."""
+from rrpa_sidecar.frontend.limits import GREETING_S, KEEPALIVE_S, KEEPALIVE_TIMEOUT_S
 
 
 class Watched(Protocol):

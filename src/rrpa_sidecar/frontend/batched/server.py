@@ -16,14 +16,12 @@ from rrpa_sidecar.frontend.batched.held import Held
 from rrpa_sidecar.frontend.batched.step import Step
 from rrpa_sidecar.frontend.batched.turns import Turns
 from rrpa_sidecar.frontend.health import Health
+from rrpa_sidecar.frontend.limits import streams_limit
 from rrpa_sidecar.metrics import Metrics
-
-ROOM_FOR_REFUSALS = 4096
-"""Calls of one connection above all that can be open, so that we refuse with a reason and not
-HTTP/2 without one."""
 
 BACKLOG = 1024
 LOOK_S = 0.01
+"""Between two looks whether all has ended, on the way out."""
 
 
 class BatchedServer:
@@ -35,7 +33,7 @@ class BatchedServer:
         self.service = Service(broker, metrics, clock, health)
         self.connections: set[Connection] = set()
         self.step = Step(self.connections, clock)
-        self.streams_limit = config.max_open_calls + ROOM_FOR_REFUSALS
+        self.streams_limit = streams_limit(config)
         self.request_limit = config.max_request_bytes
         self.held = Held(config.queue_bytes + config.max_request_bytes)
         self.turns = Turns()

@@ -11,18 +11,19 @@ from rrpa_sidecar.frontend.grpcio.handlers import RRPAHandlers
 from rrpa_sidecar.frontend.grpcio.health import HealthHandlers
 from rrpa_sidecar.frontend.grpcio.reflection import info
 from rrpa_sidecar.frontend.health import Health
+from rrpa_sidecar.frontend.limits import (
+    GREETING_S,
+    KEEPALIVE_S,
+    KEEPALIVE_TIMEOUT_S,
+    streams_limit,
+)
 from rrpa_sidecar.frontend.methods import METHODS, REFLECTION
 
-ROOM_FOR_REFUSALS = 4096
-"""Calls of one connection above all that can be open, so that we refuse and not HTTP/2: a client
-opens many before it has read how many it may, and its library retries a refused one only once."""
-
 KEEPALIVE = (
-    # A caller whose network drops without a word is noticed after 20 s + 10 s.
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
     # The time above is a part of this one, whose default of 60 s would prevail (grpcio 1.85).
-    ("grpc.http2.ping_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
     # Callers may ping as often as every 10 s, also with no call open: half of that is allowed, so
     # that jitter never counts as a strike. gRPC's own default of 5 minutes ends connections.
     ("grpc.keepalive_permit_without_calls", 1),
@@ -37,13 +38,12 @@ def server_options(config: Config) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", config.max_request_bytes),
         ("grpc.max_send_message_length", -1),
-        ("grpc.max_concurrent_streams", config.max_open_calls + ROOM_FOR_REFUSALS),
+        ("grpc.max_concurrent_streams", streams_limit(config)),
         # Calls that wait for their handler: above 1,000 gRPC's core drops some with CANCELLED,
         # where we refuse with a reason (seen with a burst of 1,500 through Envoy).
         ("grpc.server.max_pending_requests", 2**20),
         ("grpc.server.max_pending_requests_hard_limit", 2**20),
-        # A peer that connects and speaks no HTTP/2 is dropped.
-        ("grpc.server_handshake_timeout_ms", 10_000),
+        ("grpc.server_handshake_timeout_ms", GREETING_S * 1000),
         *KEEPALIVE,
     ]
 
