@@ -33,6 +33,13 @@ def declared() -> dict[str, Requirement]:
     return {canonicalize_name(one.name): one for one in found}
 
 
+def declared_by_extras() -> set[str]:
+    """What the extras for users add, by canonical name."""
+    extras = project()["optional-dependencies"]
+    found = (Requirement(line) for extra in ("llamacpp", "envoy", "demo") for line in extras[extra])
+    return {canonicalize_name(one.name) for one in found}
+
+
 def floor(name: str) -> Version:
     """The lowest version of a declared dependency that is allowed."""
     lowest = [s.version for s in declared()[name].specifier if s.operator in (">=", "==", "~=")]

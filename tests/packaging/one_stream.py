@@ -38,16 +38,23 @@ def import_everything() -> int:
     return count
 
 
-def one_stream() -> bytes:
+def streams() -> list[bytes]:
+    """Return the answers of both front ends: each listens at one of these two."""
     warned = {"PYTHONWARNINGS": "error", "PYTHONPATH": ""}
     with Stack(daemon={"env": warned}, engine={"env": warned}) as stack:
-        with grpc.insecure_channel(stack.daemon.grpc_address) as channel:
-            stub = rrpa_pb2_grpc.RRPAServiceStub(channel)
-            request = rrpa_pb2.CreateStreamRequest(model="test", max_tokens=20)
-            frames = list(stub.CreateStream(request, timeout=20))
-        assert frames[-1].finish.reason, frames
+        doors = (stack.daemon.grpc_address, f"unix:{stack.daemon.envoy_socket}")
+        answers = [one_stream(door) for door in doors]
         complaints = [line for line in stack.daemon.stderr.splitlines() if "Warning" in line]
         assert not complaints, complaints
+    return answers
+
+
+def one_stream(door: str) -> bytes:
+    with grpc.insecure_channel(door) as channel:
+        stub = rrpa_pb2_grpc.RRPAServiceStub(channel)
+        request = rrpa_pb2.CreateStreamRequest(model="test", max_tokens=20)
+        frames = list(stub.CreateStream(request, timeout=20))
+    assert frames[-1].finish.reason, frames
     return b"".join(frame.data for frame in frames)
 
 
@@ -56,6 +63,6 @@ if __name__ == "__main__":
     assert "site-packages" in installed.parts, f"not the wheel: {installed}"
     print("modules", import_everything())
     if "--import-only" not in sys.argv:
-        data = one_stream()
-        assert data, "no data"
-        print("bytes", len(data))
+        answers = streams()
+        assert all(answers), "no data"
+        print("bytes", *map(len, answers))

@@ -8,6 +8,7 @@ import pathlib
 import re
 import sys
 import zipfile
+from importlib import metadata
 
 import pytest
 from packaging.utils import canonicalize_name
@@ -15,9 +16,10 @@ from packaging.version import Version
 
 from tests.packaging import environments
 from tests.packaging.environments import PB, ROOT, Environment, declared, floor, run
+from tests.test_layers import imports_of
 
 # What declared dependencies bring with them. A new name here is a decision, not an accident.
-BROUGHT_ALONG = {"typing-extensions", "hpack", "hyperframe"}
+BROUGHT_ALONG = {"typing-extensions"}
 ONE_STREAM = str(ROOT / "tests/packaging/one_stream.py")
 CHECKOUT = {"PYTHONPATH": str(ROOT)}
 
@@ -75,6 +77,24 @@ def test_wheel_declares_its_license_its_pythons_its_extras_and_one_command(
     assert entries.startswith("[console_scripts]\n")
 
 
+def test_what_the_source_imports_is_declared_and_what_is_declared_is_imported() -> None:
+    stem = ROOT / "src"
+    imported = (
+        {
+            name.partition(".")[0]
+            for path in (stem / "rrpa_sidecar").rglob("*.py")
+            for name in imports_of(path.read_text(), "rrpa_sidecar", is_package=True)
+        }
+        - sys.stdlib_module_names
+        - {"rrpa_sidecar"}
+    )
+    brings = metadata.packages_distributions()
+    found = {name: {canonicalize_name(each) for each in brings[name]} for name in imported}
+    wanted = {*declared(), *environments.declared_by_extras()}
+    assert {name for name, all_ in found.items() if not all_ & wanted} == set()
+    assert set(declared()) - set().union(*found.values()) == set()
+
+
 def test_installed_command_runs(newest_environment: Environment) -> None:
     command = pathlib.Path(newest_environment.python).with_name("rrpa")
     for asked in (["--version"], ["serve", "--help"], ["engine", "replay", "--help"]):
@@ -96,6 +116,17 @@ def test_lowest_declared_versions_serve_a_stream_without_a_warning(
     installed = {canonicalize_name(p["name"]): Version(p["version"]) for p in listed}
     assert {name: installed[name] for name in declared()} == {n: floor(n) for n in declared()}
     assert "bytes " in floor_environment.run("-W", "error", ONE_STREAM, env=CHECKOUT)
+
+
+def test_lowest_declared_versions_refuse_broken_requests_as_the_newest_do(
+    floor_environment: Environment,
+) -> None:
+    floor_environment.install("pytest", "pytest-asyncio", "pytest-timeout")
+    chosen = "CONNECT or NUL or break or integer"
+    attacks = str(ROOT / "tests/hostile/test_attacks.py")
+    asked = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"))
+    said = floor_environment.run(*asked, attacks, "-k", chosen, env=CHECKOUT)
+    assert "passed" in said
 
 
 def test_newest_versions_serve_a_stream_without_a_warning(newest_environment: Environment) -> None:
