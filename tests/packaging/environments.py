@@ -33,10 +33,10 @@ def declared() -> dict[str, Requirement]:
     return {canonicalize_name(one.name): one for one in found}
 
 
-def declared_by_extras() -> set[str]:
-    """What the extras for users add, by canonical name."""
-    extras = project()["optional-dependencies"]
-    found = (Requirement(line) for extra in ("llamacpp", "envoy", "demo") for line in extras[extra])
+def declared_by(*extras: str) -> set[str]:
+    """What these extras add, by canonical name; extras that they name are not followed."""
+    lines = project()["optional-dependencies"]
+    found = (Requirement(line) for extra in extras for line in lines[extra])
     return {canonicalize_name(one.name) for one in found}
 
 
