@@ -5,6 +5,13 @@ caches; the first version, which found the movers in one pass and sent in anothe
 events, messages and calls, cost 12.7 µs a token; this one pass costs about 2, half of them for
 memory that is cold. So: one loop, nothing kept per token, as few objects per stream as possible.
 `python -m benchmarks micro` measures its parts.
+
+Where the time goes (py-spy --nonblocking, 990 samples of 9 s, 512 streams × 100 tokens/s through
+Envoy, CPython 3.11, 2 busy cores): 41 % of all are the loop's own, uvloop and the kernel, to wake,
+wait and return. Of the rest, the scan, 65 % are `take` (its own lines 37, `heads.stream_head` 14,
+`StreamReader.promised` 13), 30 % the join and the write at the step's end, 3 % finding who moved.
+No line stands out any more: a token is a slice, a checksum, one `struct` call and a dozen
+attributes. pread, protobuf, the collector and the metrics, which led the first profile, are gone.
 """
 
 from __future__ import annotations
