@@ -19,8 +19,9 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 # From the bottom up. A module may import those of the rows below its own, and none beside it; a
 # package stands for all that it holds.
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("spread", "plan", "cpu", "machine"),
-    ("result", "table", "picture", "building", "pinning", "processes", "options"),
+    ("spread", "plan", "cpu", "machine", "needs", "progress"),
+    ("result", "table", "picture", "building", "pinning", "options"),
+    ("processes",),
     ("load", "servers"),
     ("measuring", "token_path"),
     ("rounds", "servers.peers.grpcaio_shapes"),
@@ -34,13 +35,14 @@ ROWS: tuple[tuple[str, ...], ...] = (
 PRODUCT: dict[str, tuple[str, ...]] = {
     "servers.envoy": ("config", "config_kinds", "edge"),
     "servers.peers.grpcaio_server": ("engine.replay.source",),
+    "cli": ("cli.usage",),  # how an error of use is shown
     "token_path": ("",),
 }
 
 # Distributions that only some modules may use: what is left out leaves the others working.
 RESTRICTED: dict[str, tuple[str, ...]] = {
     "matplotlib": ("picture",),
-    "rich": ("table",),
+    "rich": ("table", "progress"),
     "grpc": ("start", "servers.peers"),
     "uvloop": ("token_path", "servers.peers"),
     "h2": ("token_path",),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import micro
+from benchmarks import token_path
 from benchmarks.registry import BENCHMARKS
 from benchmarks.result import load
 from tests.benchmarks.test_command import benchmarks, directories_of, processes_of
@@ -32,16 +32,17 @@ def test_it_measures_saves_draws_and_leaves_nothing(name: str, tmp_path: Path) -
 
 
 def test_a_step_of_micro_takes_every_token_the_short_way(short_dir: Path) -> None:
-    bench = micro.Bench(short_dir)
+    parts = token_path.Parts(short_dir)
     try:
-        for take in (lambda: (bench.find(), bench.take_batch())[1], bench.find_batch):
-            bench.write()
-            before = bench.sender.frames
-            take()
-            assert bench.sender.frames - before == micro.STREAMS
-            micro.settle(bench)
+        for _ in range(2):
+            parts.write()
+            before = parts.sender.frames
+            parts.find()
+            parts.take()
+            assert parts.sender.frames - before == token_path.STREAMS
+            parts.settle()
     finally:
-        bench.close()
+        parts.close()
 
 
 @pytest.mark.parametrize("name", sorted(BENCHMARKS.keys() - SMALLEST.keys()))
