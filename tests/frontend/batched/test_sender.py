@@ -356,6 +356,19 @@ def test_a_token_goes_the_short_way_only_into_a_window_that_surely_takes_it(left
     assert step.texts() == [b"first" + "\ufffd".encode() * SHORT_BYTES]
 
 
+def test_a_token_that_counts_on_new_settings_follows_their_acknowledgement() -> None:
+    """gRPC's core raises its windows when it has measured the path; the scan may come at once."""
+    step = Steps(2, window=100)
+    step.scan([b"first", b"first"])
+    step.batch()
+    step.client.update_settings({4: 2**20})
+    step.server.receive_data(step.client.data_to_send())
+    step.scan([b"x" * 2000, b"y" * 2000])
+    assert [way.asked for way in step.ways] == [1, 1], "both went the short way"
+    step.batch()  # the client takes its new windows for valid when it reads the ACK
+    assert step.texts() == [b"first" + b"x" * 2000, b"first" + b"y" * 2000]
+
+
 @given(st.data())
 def test_any_tokens_in_any_steps_through_any_windows_arrive_once_and_in_order(data: Any) -> None:
     step = Steps(3, window=data.draw(st.sampled_from([10, 100, 20_000, 2**20])))

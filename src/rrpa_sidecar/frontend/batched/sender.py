@@ -37,7 +37,8 @@ class Sender:
         self._h2 = h2
         self._on_end = on_end
         self._ready: list[Outgoing] = []
-        self._parts: list[bytes] = []
+        self._parts: list[bytes] = [b""]
+        """The next batch: a place for what h2 has to say, then heads and tokens in turn."""
         self.frames = 0
         """DATA frames made so far."""
         self.credit = 0
@@ -48,7 +49,7 @@ class Sender:
     @property
     def has_work(self) -> bool:
         """Whether another batch would hold something, if the transport takes it."""
-        if self._parts:
+        if len(self._parts) > 1:
             return True
         return bool(self._ready) and self._h2.outbound_flow_control_window > 0
 
@@ -90,15 +91,17 @@ class Sender:
     def batch(self) -> list[bytes]:
         """Return what goes out now, headers and trailers included; what was appended first.
 
-        Tokens of the short way leave before the rest of large backlogs.
+        Tokens of the short way leave before the rest of large backlogs, and after what h2 has to
+        say: they may count on a window that it acknowledges there, and a peer that has not read
+        this yet, nghttp2 for one, ends the connection for it.
         """
         h2, parts = self._h2, self._parts
         h2.outbound_flow_control_window -= self._given - self.credit
         self.frames += len(parts) // 2
-        self._parts = []
+        self._parts = [b""]
         self.append = self._parts.append
         self.credit = self._given = 0
-        parts.append(h2.data_to_send())
+        parts[0] = h2.data_to_send()
         window = h2.outbound_flow_control_window
         enough = max(window - BATCH_BYTES, 0)
         while self._ready and window > enough:
