@@ -177,9 +177,10 @@ class LiveStream:
             self.waker()
 
     def _count_replaced(self) -> None:
-        if self.source.replaced != self._counted_replaced:
-            self._meter.replaced(self.source.replaced - self._counted_replaced)
-            self._counted_replaced = self.source.replaced
+        replaced = self.source.replaced
+        if replaced > self._counted_replaced:  # less: there is another source since `leave`
+            self._meter.replaced(replaced - self._counted_replaced)
+            self._counted_replaced = replaced
 
     def _count_first_token(self) -> None:
         stamp = self.log.first_commit_ns() if self.log else None
