@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+from functools import partial
 
 import pytest
 
@@ -332,6 +333,23 @@ def test_words_of_slots_without_a_stream_are_ignored(broker, cast):
     broker.scan()
     assert stream.state is State.SUBMITTED
     assert stream.poll() is None
+
+
+def test_tokens_whose_words_are_never_written_are_found_by_the_sweeps(broker, cast):
+    engine = cast.engine(capacity=8)
+    streams = [cast.open() for _ in range(8)]
+    woken = []
+    for stream in streams:
+        engine.begin(stream.stream_id)._table = None
+        stream.waker = partial(woken.append, stream)
+    for token in (b"a", b"b"):
+        for stream in streams:
+            engine.writers[stream.stream_id].write(token)
+        woken.clear()
+        for _ in range(8):
+            broker.sweep()
+        assert set(woken) == set(streams)
+        assert [read_all(stream) for stream in streams] == [(token, None)] * 8
 
 
 @pytest.mark.parametrize(("clock_error_s", "taken_s"), [(-0.5, 0), (1e9, 0.25)])
