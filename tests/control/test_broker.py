@@ -116,11 +116,25 @@ def test_the_end_of_a_followed_stream_wakes_its_front_end(broker, cast, shm):
     assert_at_rest(broker)
 
 
+def test_what_was_taken_before_a_fault_in_the_scan_leaves_all_the_same(broker, cast):
+    followed = Followed(cast)
+    other = cast.engine("other")
+    stream = cast.open("other")
+    stream.waker = lambda: 1 / 0
+    other.begin(stream.stream_id).write(b"x")
+    with pytest.raises(ZeroDivisionError):
+        followed.engine.write(followed.stream, b"two")
+    assert followed.taken == b"two"
+    assert followed.begun == followed.ended
+
+
 def test_replacements_of_the_short_way_are_counted_at_the_end(cast, metrics):
     followed = Followed(cast)
     followed.engine.write(followed.stream, b"\xff!")
     assert followed.taken == "\ufffd!".encode()
     followed.stream.leave()
+    followed.stream.leave()
+    assert followed.stream.poll() is None
     assert metrics.model("test").replaced_characters == 1
 
 

@@ -41,7 +41,7 @@ from rrpa_sidecar.control.live import (
     Timing,
 )
 from rrpa_sidecar.control.requests import model_of
-from rrpa_sidecar.control.short_way import NoShortWay, ShortWay
+from rrpa_sidecar.control.short_way import Moves, NoShortWay, ShortWay
 from rrpa_sidecar.control.watch import Watch
 from rrpa_sidecar.errors import CorruptLog, DeadlinePassed, EngineStatus
 from rrpa_sidecar.metrics import Metrics
@@ -172,23 +172,21 @@ class Broker:
         Returns whether any moved.
         """
         news = False
-        for engine in self._engines.all():
-            try:
-                blocks = engine.table.poll()
-            except CorruptLog as error:
-                self._expel(engine, error)
-                continue
-            if blocks and not news:
-                news = True
-                self.short_way.begin_step()
-            for moves in blocks:
-                for slot, word in self.short_way.take(engine.places, moves):
-                    stream = engine.streams.get(slot)
-                    if stream is not None:
-                        stream.word = word
-                        self._watch.moved(stream)
-        if news:
-            self.short_way.end_step()
+        try:
+            for engine in self._engines.all():
+                blocks = self._poll_table(engine)
+                if blocks and not news:
+                    news = True
+                    self.short_way.begin_step()
+                for moves in blocks:
+                    for slot, word in self.short_way.take(engine.places, moves):
+                        stream = engine.streams.get(slot)
+                        if stream is not None:
+                            stream.word = word
+                            self._watch.moved(stream)
+        finally:  # after a fault, too: what was taken is counted, and must leave before all else
+            if news:
+                self.short_way.end_step()
         return news
 
     def sweep(self) -> bool:
@@ -331,6 +329,13 @@ class Broker:
             self._dispatch.run()
 
         self._leftovers.add(layout.log_name(stream_id), on_done)
+
+    def _poll_table(self, engine: Engine) -> list[Moves]:
+        try:
+            return engine.table.poll()
+        except CorruptLog as error:
+            self._expel(engine, error)
+            return []
 
     def _expel(self, engine: Engine, error: CorruptLog) -> None:
         log.error("engine %s has a corrupt table: %s", engine.name, error)
