@@ -17,6 +17,7 @@ from rrpa_sidecar.errors import (
     NoEngine,
     StreamMisuse,
 )
+from rrpa_sidecar.shm import layout
 from rrpa_sidecar.shm.end import End
 from rrpa_sidecar.status import status_of
 from rrpa_sidecar.stream.events import Data, Finished
@@ -142,6 +143,17 @@ def test_writer_that_gives_up_while_its_engine_stays_is_found_by_the_sweeps(brok
         broker.sweep()
     assert isinstance(failure(read_all(streams[5])[1]), EngineLost)
     assert [read_all(stream)[1] for stream in streams[:5]] == [None] * 5
+
+
+def test_a_log_that_a_killed_engine_was_just_making_goes_with_the_engine(broker, cast, shm):
+    engine = cast.engine()
+    stream = cast.open()
+    os.close(shm.create(layout.temporary_name(stream.stream_id, 1), STREAM_BYTES))
+    engine.die()
+    assert isinstance(failure(stream.poll()), EngineLost)
+    stream.leave()
+    assert shm.names() == []
+    assert_at_rest(broker)
 
 
 def test_queued_work_of_a_model_that_nobody_serves_any_more_fails_as_retryable(broker, cast):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import secrets
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from rrpa_sidecar.control.leftovers import Leftovers
 from rrpa_sidecar.shm import layout
 from rrpa_sidecar.shm.reclaim import Reclaim
-from rrpa_sidecar.shm.writer import LogWriter
+from rrpa_sidecar.shm.writer import LogWriter, log_header
 from tests.control.engine import STREAM_BYTES
+from tests.harness.limits import too_many_open_files
 
 
 @pytest.fixture
@@ -69,3 +73,36 @@ def test_file_that_is_held_for_long_hurries_nobody(leftovers, held, clock):
         leftovers.sweep(clock.now_ns())
     assert len(leftovers) == 1
     assert not leftovers.hurried
+
+
+def test_files_of_writers_killed_at_their_birth_are_removed_and_others_are_not(
+    leftovers, shm, clock, seeded
+):
+    ids = [f"{seeded.getrandbits(128):032x}" for _ in range(4)]
+    empty, begun, alive, strange = (layout.temporary_name(each, 1) for each in ids)
+    os.close(shm.create(empty, STREAM_BYTES))
+    fd = shm.create(begun, STREAM_BYTES)
+    os.pwrite(fd, log_header(ids[1], STREAM_BYTES, 1), 0)
+    os.close(fd)
+    living = shm.create(alive, STREAM_BYTES)
+    fcntl.flock(living, fcntl.LOCK_EX)
+    fd = shm.create(strange, STREAM_BYTES)
+    os.pwrite(fd, b"of somebody else", 0)
+    os.close(fd)
+    Path(shm.path, "rrpa_tmp_mine").touch()
+    for _ in range(2):
+        leftovers.add_unborn()
+    assert shm.names() == sorted([alive, strange, "rrpa_tmp_mine"])
+    assert len(leftovers) == 1
+    shm.rename(alive, layout.log_name(ids[2]))
+    clock.jump_s(1)
+    leftovers.sweep(clock.now_ns())
+    assert layout.log_name(ids[2]) in shm.names()
+    assert len(leftovers) == 0
+    os.close(living)
+
+
+def test_a_directory_that_cannot_be_listed_now_loses_nobody_an_engine(leftovers, shm):
+    with too_many_open_files():
+        leftovers.add_unborn()
+    assert len(leftovers) == 0

@@ -261,6 +261,7 @@ class Broker:
             self._advance(stream, Step.ENGINE_GONE)
         engine.table.close()
         self._leftovers.add(layout.table_name(engine.offer.table_id), lambda _: None)
+        self._leftovers.add_unborn()
         for stream in streams:
             if stream.state is State.LOSING:
                 self._watch.look(stream)

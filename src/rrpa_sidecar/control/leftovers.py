@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rrpa_sidecar.clock import Clock
+from rrpa_sidecar.shm import layout
 from rrpa_sidecar.shm.directory import SegmentDirectory
 from rrpa_sidecar.shm.reclaim import Reclaim, reclaim
 
@@ -51,6 +52,21 @@ class Leftovers:
         leftover = _Leftover(name, on_done, due_ns=self._clock.now_ns())
         self._waiting[leftover] = None
         self._try(leftover)
+
+    def add_unborn(self) -> None:
+        """Remove what a writer that was killed left half-made: nobody else knows its name.
+
+        Those that a live writer is making are held; it renames them, and then they are missing.
+        """
+        try:
+            names = self._directory.names()
+        except OSError as exc:  # the next engine that is lost brings them up again
+            log.warning("cannot look for half-made files: %s", exc.strerror)
+            return
+        known = {leftover.name for leftover in self._waiting}
+        for name in names:
+            if layout.is_name(name) and layout.is_temporary(name) and name not in known:
+                self.add(name, lambda _: None)
 
     def sweep(self, now_ns: int) -> None:
         """Try those that are due."""
