@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rrpa_sidecar.errors import CorruptLog, EngineFailed, EngineLost, EngineStatus
 from rrpa_sidecar.shm import layout
 from rrpa_sidecar.shm.end import End
+from rrpa_sidecar.stream import stream
 from rrpa_sidecar.stream.events import Data, Failed, Finished
 from rrpa_sidecar.stream.stream import OneFailure, Silence, StreamReader
 from rrpa_sidecar.stream.text import whole_characters
@@ -192,6 +193,16 @@ def test_nothing_is_trusted_before_the_header_has_agreed(log, reader):
     reader.poll()
     assert not reader.trust(0)
     assert reader.trust(log.word())
+
+
+def test_every_turn_can_be_trusted_and_few_are_remembered(log, reader):
+    log.raw = b"one"
+    reader.poll()
+    for turn in range(layout.WORD_TURNS):
+        assert reader.trust(log.word(turn))
+    log.raw += b"two"
+    assert reader.promised(log.word(turn), 100) == b"two"
+    assert len(stream._TURNS) <= stream._TURNS_LIMIT + 1
 
 
 @pytest.mark.parametrize("turn", [0, 2, 65535])

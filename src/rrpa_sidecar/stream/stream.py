@@ -19,6 +19,8 @@ _DATA = layout.HEADER_BYTES
 _TAIL, _RESIDUE = layout.TAIL_BYTES, layout.TAIL_RESIDUE
 
 _TURNS: dict[int, int] = {}
+_TURNS_LIMIT = 1024
+"""All 65,536 are 9 MB, and one slot with short answers comes by all of them."""
 _NO_TURN = 1 << 64
 """Above every word of a table, so that none of them promises anything."""
 
@@ -135,6 +137,8 @@ class StreamReader:
             return False
         turn = word & layout.WORD_TURN_MASK
         # One object for all streams with this turn: those of a step are cold in the caches.
+        if len(_TURNS) > _TURNS_LIMIT:
+            _TURNS.clear()
         self._turn = _TURNS.setdefault(turn, turn - (_DATA << 1))
         return True
 

@@ -326,5 +326,7 @@ class Plane:
     def close(self) -> None:
         for engine in self.engines:
             engine.tidy()
+            if engine.engine is not None:
+                engine.engine.table.close()
         for peer in self.peers:
             peer.connection._shut()
