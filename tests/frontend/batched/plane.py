@@ -22,7 +22,7 @@ from h2.settings import SettingCodes
 from rrpa_sidecar.config import Config
 from rrpa_sidecar.control.broker import Broker
 from rrpa_sidecar.frontend import methods
-from rrpa_sidecar.frontend.batched.connection import HIGH_WATER_BYTES, Connection
+from rrpa_sidecar.frontend.batched.connection import Connection
 from rrpa_sidecar.frontend.batched.server import BatchedServer
 from rrpa_sidecar.frontend.health import Health
 from rrpa_sidecar.frontend.metadata import OFFSET, SERVER_STREAM_ID
@@ -52,24 +52,27 @@ class Wire:
         self.unread = bytearray()
         self.protocol: Any = None
         self.may_send = True
+        self.pauses = 0
         self._paused = False
+        self._high = 0
 
     def set_write_buffer_limits(self, high: int) -> None:
-        assert high == HIGH_WATER_BYTES
+        self._high = high
 
     def get_write_buffer_size(self) -> int:
         return len(self.unread)
 
     def write(self, data: bytes) -> None:
         self.unread += data
-        if len(self.unread) > HIGH_WATER_BYTES and not self._paused:
+        if len(self.unread) > self._high and not self._paused:
             self._paused = True
+            self.pauses += 1
             self.protocol.pause_writing()
 
     def take(self, most: int) -> bytes:
         taken = bytes(self.unread[:most])
         del self.unread[:most]
-        if self._paused and len(self.unread) <= HIGH_WATER_BYTES // 4:
+        if self._paused and len(self.unread) <= self._high // 4:
             self._paused = False
             self.protocol.resume_writing()
         return taken
@@ -118,6 +121,8 @@ class Peer:
         self.h2 = Client(H2Configuration(header_encoding="utf-8"))
         self.h2.initiate_connection()
         self.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: rng.choice(WINDOWS)})
+        if rng.random() < 0.5:
+            self.h2.increment_flow_control_window(1 << 24)  # so that the transport is what stops
         self.wire = Wire()
         self.connection = self.wire.protocol = Connection(server)
         self.connection.connection_made(self.wire)  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from rrpa_sidecar.frontend.batched import connection
 from rrpa_sidecar.shm import layout
 from rrpa_sidecar.shm.directory import PlainDirectory
 from tests.control.engine import FakeEngine, Submitted
@@ -112,10 +113,16 @@ def check_call(plane: Plane, call: Call) -> None:
         assert call.offset == len(call.data)
 
 
+@pytest.mark.parametrize("high_water", [4096, connection.HIGH_WATER_BYTES])
 def test_whatever_peers_and_engines_do_every_byte_arrives_once(
-    memory: PlainDirectory, seeded: random.Random
+    memory: PlainDirectory,
+    seeded: random.Random,
+    monkeypatch: pytest.MonkeyPatch,
+    high_water: int,
 ) -> None:
     """Windows, settings, pauses, cancels, deadlines, drains; engines that fail, vanish, die."""
+    monkeypatch.setattr(connection, "HIGH_WATER_BYTES", high_water)
+    monkeypatch.setattr(connection, "DEAF_BYTES", 2 * high_water)
 
     def disturb(plane: Plane) -> None:
         kind = plane.rng.random()
@@ -128,8 +135,12 @@ def test_whatever_peers_and_engines_do_every_byte_arrives_once(
         elif kind < 0.1:
             plane.broker.sweep()
 
-    for _ in range(20):
-        live(Plane(memory, random.Random(seeded.getrandbits(32))), disturb)
+    pauses = 0
+    for _ in range(12):
+        plane = Plane(memory, random.Random(seeded.getrandbits(32)))
+        live(plane, disturb)
+        pauses += sum(peer.wire.pauses for peer in plane.peers)
+    assert pauses > 0 or high_water > 4096
 
 
 # --- Engines that lie ---------------------------------------------------------------------
