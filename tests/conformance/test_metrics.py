@@ -17,6 +17,8 @@ from tests.conformance.asking import replay
 from tests.conformance.callers import GrpcCaller, Request
 from tests.harness.processes import Stack, eventually
 
+MARK = "\N{REPLACEMENT CHARACTER}".encode()
+
 
 @pytest.fixture(scope="module")
 def fresh() -> object:
@@ -119,6 +121,42 @@ def test_nothing_a_caller_sends_makes_a_new_series(fresh: Stack, fresh_caller: G
         page = answer.read()
     assert len(page) < 1_000_000
     assert time.monotonic() - began < 0.2
+
+
+def test_counts_are_what_callers_received(
+    stack: Stack, grpc_caller: GrpcCaller, seeded: random.Random
+) -> None:
+    """Frames, bytes, replaced characters and times, whatever way each token took."""
+    names = ("frames_total", "stream_bytes_total", "replaced_characters_total")
+    names += ("first_token_latency_seconds_count", "inter_token_seconds_count")
+
+    def counts() -> list[float]:
+        return [stack.daemon.metric(f"rrpa_{name}", model="test") for name in names]
+
+    def token() -> bytes:
+        text = "a word €😀".encode()
+        return seeded.choice(
+            [text[: seeded.randrange(12)], text[-3:], seeded.randbytes(5), b"\xff" * 5000]
+        )
+
+    answers = [[token() for _ in range(40)] for _ in range(24)]
+    before = counts()
+    got = grpc_caller.ask_all([replay(tokens, between_s=0.002) for tokens in answers])
+    frames = [[frame for frame in answer.frames if frame.data] for answer in got]
+    written = [b"".join(tokens) for tokens in answers]
+    assert [answer.data for answer in got] == [_as_text(raw) for raw in written]
+    wanted = [
+        sum(map(len, frames)),
+        sum(len(answer.data) for answer in got),
+        sum(_as_text(raw).count(MARK) - raw.count(MARK) for raw in written),
+        sum(map(bool, frames)),
+        sum(max(len(each) - 1, 0) for each in frames),
+    ]
+    assert [now - then for now, then in zip(counts(), before, strict=True)] == wanted
+
+
+def _as_text(raw: bytes) -> bytes:
+    return raw.decode("utf-8", "replace").encode()
 
 
 def test_gauges_are_exactly_0_after_every_kind_of_ending(
