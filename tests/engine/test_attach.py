@@ -177,6 +177,25 @@ def test_sidecar_that_comes_back_finds_a_fresh_table_and_old_jobs_are_cancelled(
     assert sidecar.answer(job.stream_id)[1].code == 0
 
 
+def test_log_of_a_job_that_notices_late_that_its_sidecar_is_gone_does_not_stay(
+    sidecar: FakeSidecar, attach_to: AttachTo
+) -> None:
+    """An engine in the middle of a long prompt may look after the next sidecar welcomed it."""
+    engine = attach_to(sidecar)
+    sidecar.submit(sidecar.attached())
+    job = next(engine.jobs())
+    job.write(b"committed")
+    sidecar.stop()
+    eventually(lambda: job.cancelled and not engine.serving)
+    Path(sidecar.socket).unlink(missing_ok=True)
+    sidecar.start()
+    table = f"rrpa_table_{sidecar.attached().hello.table_id}"
+    eventually(lambda: engine.serving)
+    with pytest.raises(JobCancelled):
+        job.write(b"lost")
+    assert sidecar.directory.names() == [table]
+
+
 @pytest.mark.parametrize("status", [(), (grpc.StatusCode.INVALID_ARGUMENT, "wrong")])
 def test_end_of_the_call_after_welcome_is_no_refusal_whatever_its_status(
     sidecar: FakeSidecar, attach_to: AttachTo, status: tuple[object, ...]

@@ -253,13 +253,16 @@ class Job:
         if self.over:
             raise self._ended_already()
         assert self._log is not None
-        if self._connection.lost:
+        lost = self._connection.lost
+        if lost:
             # Nobody may take a cut answer for a whole one: readers must see a lost writer.
             self._log.close()
         else:
             self._log.finish(end)
         self.over = True
         self._files.ended(self.stream_id)
+        if lost:  # who reads it has it open, and the sidecar of the next attachment knows it not
+            self._files.release(self.stream_id)
         self._forget()
         self._bell.ring()
 
