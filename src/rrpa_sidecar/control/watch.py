@@ -156,8 +156,6 @@ class Watch:
             # costs little. It is no news: all slow clients would be looked at in each sweep.
             stream.wake()
         if not gone:
-            if not reader.caught_up:  # its word was forgotten, or its caller is slow
-                stream.wake()
             return False
         reader.lose("the engine gave the stream up without an end,")
         self._advance(stream, Step.WRITER_GONE)
