@@ -10,8 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.harness.leftovers import Leftovers
+
+# An example has no time limit: hypothesis' own of 200 ms fails on a machine that others use too.
+# What must be fast has a test that says so.
+settings.register_profile(
+    "rrpa", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("rrpa")
 
 
 @pytest.fixture(scope="session", autouse=True)

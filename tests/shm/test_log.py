@@ -22,7 +22,7 @@ from tests.shm.support import SMALL, Ids, path_of, reader, writer
 CAPACITY = SMALL - layout.HEADER_BYTES
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.binary(max_size=300), max_size=40), st.integers(1, 500))
 def test_what_is_written_in_tokens_is_read_in_any_pieces(tokens: list[bytes], limit: int) -> None:
     with tempfile.TemporaryDirectory(prefix="rrpa-", dir="/tmp") as path:
@@ -153,7 +153,7 @@ def test_an_end_that_does_not_fit_leaves_the_log_open(plain: PlainDirectory, end
     read.close()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.text(), st.none() | st.binary(max_size=2048), st.integers(0, 16))
 def test_every_end_comes_back(text: str, stop: bytes | None, code: int) -> None:
     end = End(code, 3, stop, 1, 2, 3, text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import zlib
 
 import pytest
 
@@ -97,21 +98,43 @@ def test_every_slot_of_every_size_is_seen(
     seen = open_table(plain, table)
     model = [(0, False)] * slots
     for _ in range(20):
-        moved = set()
+        before = model.copy()
         for slot in [*seeded.sample(range(slots), min(slots, 5)), 0, slots - 1]:
-            word = (seeded.getrandbits(20), seeded.random() < 0.5)
-            table.set(slot, *word)
-            if model[slot] != word:
-                moved.add(slot)
-            model[slot] = word
-        # A slot may have been set twice and be where it was.
+            model[slot] = (seeded.getrandbits(20), seeded.random() < 0.5)
+            table.set(slot, *model[slot])
         found = [pair for moves in seen.poll() for pair in moves.pairs]
-        polled = [slot for slot, _ in found]
-        assert all((word >> 1, bool(word & 1)) == seen.word(slot) for slot, word in found)
-        assert set(polled) <= moved
-        assert polled == sorted(polled)
+        # A slot may have been set twice and be where it was.
+        moved = [slot for slot in range(slots) if model[slot] != before[slot]]
+        assert [slot for slot, _ in found] == moved
+        assert all((word >> 1, bool(word & 1)) == model[slot] for slot, word in found)
         assert [seen.word(slot) for slot in moved] == [model[slot] for slot in moved]
     table.close()
+    seen.close()
+
+
+@pytest.mark.parametrize(("movers", "read"), [(3, False), (4, True), (128, True)])
+@pytest.mark.parametrize("first", [0, 128, 256])
+def test_each_slot_that_moved_with_enough_others_comes_with_its_own_tail(
+    plain: PlainDirectory, first: int, movers: int, read: bool
+) -> None:
+    table = TableWriter.create(plain, "0" * 32, 384, NONCE)
+    seen = open_table(plain, table)
+    tails = {slot: b"%28d" % slot for slot in range(first, first + movers)}
+    for slot, tail in tails.items():
+        table.move(slot, 28 + slot, tail)
+    (moves,) = seen.poll()
+    assert moves.first == first
+    assert [slot for slot, _ in moves.pairs] == [*tails]
+    assert bool(moves.tails) is read
+    for slot, tail in tails.items():
+        at = (slot - first) * layout.TAIL_RECORD_BYTES
+        record = moves.tails[at : at + layout.TAIL_RECORD_BYTES]
+        checksum = zlib.crc32(tail, layout.HEADER_BYTES + 28 + slot).to_bytes(4, "little")
+        assert not read or record == tail + checksum
+    table.begin(first)
+    assert table._lease.map[table._tails_at + first * 32 :][:32] == bytes(32), "of another log"
+    table.close()
+    table.move(first, 1, bytes(28))  # nothing happens
     seen.close()
 
 

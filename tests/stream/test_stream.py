@@ -58,6 +58,7 @@ def test_half_a_character_gives_no_event_and_is_not_read_again_until_more_comes(
     assert reader.poll() is None
     assert reader.poll() is None
     assert len(log.reads) == 1
+    assert reader.caught_up, "nobody asks again for half a character"
     log.raw += b"\x98\x80"
     assert reader.poll() == Data(0, "😀".encode())
 
@@ -241,6 +242,18 @@ def test_a_word_ahead_of_the_file_promises_nothing(log):
     word = log.word() + (5 << 1)
     assert reader.promised(word, 100) == b""
     assert reader.poll() is None
+
+
+def test_a_log_that_cannot_be_read_promises_nothing(log, monkeypatch):
+    reader = trusted(log)
+    log.raw += b"two"
+
+    def fails(*_: object) -> bytes:
+        raise OSError
+
+    monkeypatch.setattr("rrpa_sidecar.stream.stream.pread", fails)
+    assert reader.promised(log.word(), 100) == b""
+    assert reader.poll() == Data(3, b"two"), "who knows why, or reads it after all"
 
 
 def test_a_word_ahead_of_the_cursor_is_corruption_as_soon_as_the_header_is_read(log):

@@ -158,7 +158,7 @@ class StreamReader:
         """
         at = self.offset + self._shift
         size = (word - self._turn >> 1) - at
-        if not self._held < size <= limit_bytes:
+        if not 0 < size <= limit_bytes:
             return b""
         if tail and size <= _TAIL and crc32(tail, at + size) == _RESIDUE:
             raw = tail[_TAIL - size : _TAIL]

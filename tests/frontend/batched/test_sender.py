@@ -12,7 +12,6 @@ from h2.events import DataReceived
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rrpa_sidecar.clock import SystemClock
 from rrpa_sidecar.frontend.batched.answer import MESSAGE_OVERHEAD_BYTES, End
 from rrpa_sidecar.frontend.batched.heads import stream_head
 from rrpa_sidecar.frontend.batched.sender import (
@@ -22,7 +21,7 @@ from rrpa_sidecar.frontend.batched.sender import (
 )
 from rrpa_sidecar.frontend.batched.step import SHORT_BYTES, SHORT_WINDOW_BYTES, Step
 from rrpa_sidecar.frontend.frames import StreamFrames
-from rrpa_sidecar.metrics import Metrics, ModelMetrics
+from rrpa_sidecar.metrics import BUCKETS_S, Metrics, ModelMetrics
 from rrpa_sidecar.pb import rrpa_pb2 as pb
 from rrpa_sidecar.shm.table import Moves
 from rrpa_sidecar.status import Code
@@ -88,6 +87,16 @@ class Pair:
         self.order: deque[int] = deque()
         self.batch()
 
+    def shrink_window(self, left: int, out: Outgoing | None = None) -> None:
+        """Let so much be left, as both sides count it: of a stream, or of the connection."""
+        if out is not None:
+            out.stream.outbound_flow_control_window = left
+            manager = self.client.streams[out.stream_id]._inbound_window_manager
+        else:
+            self.server.outbound_flow_control_window = left
+            manager = self.client._inbound_flow_control_window_manager
+        manager.current_window_size = left
+
     def exchange(self) -> None:
         self.server.receive_data(self.client.data_to_send())
         self.client.receive_data(self.server.data_to_send())
@@ -105,7 +114,15 @@ class Pair:
                 self.got[event.stream_id] += event.data
                 self.order.append(event.stream_id)
                 size += len(event.data)
+        self.check_windows()
         return size
+
+    def check_windows(self) -> None:
+        """Both sides count the same windows: what one loses in each frame is lost for ever."""
+        assert self.server.outbound_flow_control_window == self.client.inbound_flow_control_window
+        for out in self.outs:
+            there = self.client.streams[out.stream_id].inbound_flow_control_window
+            assert out.stream.outbound_flow_control_window == there
 
     def grow(self, out: Outgoing, text: bytes) -> None:
         answer: Any = out.answer
@@ -256,6 +273,13 @@ def test_an_answer_that_is_gone_is_asked_nothing() -> None:
     assert not pair.sender.has_work
 
 
+class StandingClock:
+    now = 10**12
+
+    def now_ns(self) -> int:
+        return self.now
+
+
 class Way:
     """An answer over a real log's file that goes either way, as a stream's does."""
 
@@ -264,6 +288,7 @@ class Way:
         self.reader = StreamReader(self.log)
         self.counters = counters
         self.asked = 0
+        self.ended = False
 
     def next(self, limit_bytes: int) -> bytes | None:
         self.asked += 1
@@ -287,7 +312,9 @@ class Steps(Pair):
         self.counters = Metrics().model("")
         self.ways = [Way(self.counters) for _ in self.outs]
         self.room = BATCH_BYTES
-        self.step = Step([self], SystemClock())  # type: ignore[list-item]
+        self.woken: list[int] = []
+        self.clock = StandingClock()
+        self.step = Step([self], self.clock)  # type: ignore[list-item]
         for out, way in zip(self.outs, self.ways, strict=True):
             out.answer = way  # type: ignore[assignment]
         self.open_window(2**20)
@@ -295,19 +322,23 @@ class Steps(Pair):
     def begin_step(self) -> None:
         self.sender.begin_step(self.room)
 
-    def scan(self, tokens: list[bytes], tails: bool = False) -> None:
-        """One step of the engine, and the scan that follows it."""
+    def scan(self, tokens: list[bytes], tails: bool = False, first: int = 0) -> None:
+        """One step of the engine, and the scan that follows it.
+
+        first: the slot of the first answer.
+        """
         pairs, records = [], b""
-        for slot, (way, token) in enumerate(zip(self.ways, tokens, strict=True)):
+        for slot, (way, token) in enumerate(zip(self.ways, tokens, strict=True), first):
             way.log.raw += token
             records += way.log.tail()
             if token:
-                pairs.append((slot, way.log.word()))
+                pairs.append((slot, way.log.word() | way.ended))
         self.begin_step()
-        places = [out if out.reader else None for out in self.outs]
-        moves = Moves(0, iter(pairs), records if tails else b"")
-        for slot, _ in self.step.take(places, moves):  # type: ignore[arg-type]
-            self.sender.mark(self.outs[slot])
+        places = [None] * first + [out if out.reader else None for out in self.outs]
+        moves = Moves(first, iter(pairs), records if tails else b"")
+        self.woken = [slot - first for slot, _ in self.step.take(places, moves)]
+        for at in self.woken:
+            self.sender.mark(self.outs[at])
 
     def texts(self) -> list[bytes]:
         found = []
@@ -344,7 +375,7 @@ def test_a_token_goes_the_short_way_only_into_a_window_that_surely_takes_it(left
     step.scan([b"first"])
     step.batch()
     (out,) = step.outs
-    out.stream.outbound_flow_control_window = left
+    step.shrink_window(left, out)
     step.scan([b"\xff" * SHORT_BYTES])  # three times as long, once replaced
     while step.batch():
         pass
@@ -367,6 +398,87 @@ def test_a_token_that_counts_on_new_settings_follows_their_acknowledgement() -> 
     assert [way.asked for way in step.ways] == [1, 1], "both went the short way"
     step.batch()  # the client takes its new windows for valid when it reads the ACK
     assert step.texts() == [b"first" + b"x" * 2000, b"first" + b"y" * 2000]
+
+
+def test_a_token_with_which_its_answer_ends_wakes_its_call() -> None:
+    step = Steps(2)
+    step.scan([b"first", b"first"])
+    step.batch()
+    step.ways[0].ended = True
+    step.scan([b" last", b" next"])
+    assert step.woken == [0]
+    step.batch()
+    assert step.texts() == [b"first last", b"first next"]
+
+
+@pytest.mark.parametrize("first", [0, 1, 128])
+def test_the_tail_that_a_token_is_taken_from_is_that_of_its_own_slot(
+    first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Steps(3)
+    step.scan([b"a", b"b", b"c"], first=first)
+    step.batch()
+    monkeypatch.setattr("rrpa_sidecar.stream.stream.pread", None)  # nothing is read
+    step.scan([b" one", b" two", b" three"], tails=True, first=first)
+    step.batch()
+    assert step.texts() == [b"a one", b"b two", b"c three"]
+    assert [way.asked for way in step.ways] == [1] * 3
+
+
+def test_frames_and_gaps_are_counted_for_their_own_model_and_by_their_own_time() -> None:
+    step = Steps(5)
+    first, second = Metrics().model(""), Metrics().model("")
+    step.scan([b"first"] * 5)
+    step.batch()
+    gaps_s = (0.004, 3.0, 3.0, 3.0, 0.004)
+    for out, gap_s, counters in zip(
+        step.outs, gaps_s, (first, first, second, second, first), strict=True
+    ):
+        out.last_frame_ns, out.counters = step.clock.now - int(gap_s * 1e9), counters
+    step.scan([b"1", b"22", b"333", b"4444", b"55555"])
+    assert [out.last_frame_ns for out in step.outs] == [step.clock.now] * 5
+    for counters, frames, size, found in (
+        (first, 3, 8, {0.005: 2, 5.0: 1}),
+        (second, 2, 7, {5.0: 2}),
+    ):
+        assert (counters.frames, counters.delivered_bytes) == (frames, size)
+        counts = dict(zip(BUCKETS_S, counters.inter_token_s.counts, strict=False))
+        assert {bound: count for bound, count in counts.items() if count} == found
+    assert first.inter_token_s.total_s == pytest.approx(3.008)
+    assert second.inter_token_s.total_s == pytest.approx(6.0)
+
+
+@pytest.mark.parametrize("room", [-1, 0, 1])
+def test_a_transport_without_room_gets_nothing_the_short_way(room: int) -> None:
+    step = Steps(2)
+    step.scan([b"first", b"first"])
+    step.batch()
+    step.room = room
+    step.scan([b" next", b" next"])
+    # The first that finds room is taken whole, and uses it up.
+    assert step.sender.credit <= 0
+    assert len(step.sender._parts) == (3 if room > 0 else 1)
+    while step.batch():
+        pass
+    assert step.texts() == [b"first next"] * 2
+
+
+@pytest.mark.parametrize("left", [SHORT_WINDOW_BYTES, SHORT_WINDOW_BYTES + 1])
+def test_tokens_go_the_short_way_only_while_the_connections_window_surely_takes_them(
+    left: int,
+) -> None:
+    step = Steps(2)
+    step.scan([b"first", b"first"])
+    step.batch()
+    step.shrink_window(left)
+    step.scan([b"", b"\xff" * SHORT_BYTES])  # three times as long, once replaced
+    assert (len(step.sender._parts) == 3) is (left > SHORT_WINDOW_BYTES)
+    while step.batch():
+        assert step.server.outbound_flow_control_window >= 0
+    step.open_window(2**20)
+    while step.batch():
+        pass
+    assert step.texts()[1] == b"first" + "\ufffd".encode() * SHORT_BYTES
 
 
 @given(st.data())

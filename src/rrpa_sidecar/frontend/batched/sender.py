@@ -85,8 +85,14 @@ class Sender:
 
         room: bytes that the transport takes now.
         """
+        self._settle()  # of a step that nothing followed
         window = self._h2.outbound_flow_control_window - SHORT_WINDOW_BYTES
         self._given = self.credit = max(min(window, room), 0)
+
+    def _settle(self) -> None:
+        """Take what the short way has used from the connection's window."""
+        self._h2.outbound_flow_control_window -= self._given - self.credit
+        self.credit = self._given = 0
 
     def batch(self) -> list[bytes]:
         """Return what goes out now, headers and trailers included; what was appended first.
@@ -96,11 +102,10 @@ class Sender:
         this yet, nghttp2 for one, ends the connection for it.
         """
         h2, parts = self._h2, self._parts
-        h2.outbound_flow_control_window -= self._given - self.credit
+        self._settle()
         self.frames += len(parts) // 2
         self._parts = [b""]
         self.append = self._parts.append
-        self.credit = self._given = 0
         parts[0] = h2.data_to_send()
         window = h2.outbound_flow_control_window
         enough = max(window - BATCH_BYTES, 0)
