@@ -111,6 +111,7 @@ class Entry:
     alone_p99_ms: list[float] = field(default_factory=list)
     among_p99_ms: list[float] = field(default_factory=list)
     slow_p99_ms: list[float] = field(default_factory=list)
+    resets: list[float] = field(default_factory=list)
 
 
 def run(plan: Plan) -> Result:
@@ -136,11 +137,27 @@ def run(plan: Plan) -> Result:
             row[each.name] = spread(getattr(entry, each.name))
         row["p99_times"] = ratios(entry.among_p99_ms, entry.alone_p99_ms)
         row["slow_p99_times"] = ratios(entry.slow_p99_ms, entry.alone_p99_ms)
-        row["resets"] = 0  # one would have failed the run: `require_clean`
         result.results.append(row)
     ours, theirs = entries[PRODUCT].cpu_s_per_gb, entries[PEER].cpu_s_per_gb
     result.ratios[PEER] = ratios(ours, theirs)["median"]
     return result
+
+
+def repeats(size: Size, text: bytes) -> int:
+    """Return how often `text` makes an answer."""
+    return -(-size.answer_bytes // len(text))
+
+
+def whole_bytes(report: dict[str, Any], streams: int, answer_bytes: int) -> int:
+    """Return the bytes that a client received. Raises BenchmarkFailed unless it has all answers."""
+    total = report["total"]
+    found = (total["ended"], total["bytes"])
+    if found != (streams, streams * answer_bytes):
+        raise BenchmarkFailed(
+            f"expected {streams} whole answers of {answer_bytes} bytes, found {found[0]} ended"
+            f" and {found[1]} bytes in {report['window_s']:.0f} s"
+        )
+    return streams * answer_bytes
 
 
 def pattern() -> bytes:
@@ -157,7 +174,7 @@ def pattern() -> bytes:
 def _product(
     stack: ExitStack, size: Size, text: bytes, workdir: Path, result: Result
 ) -> tuple[Running, Running]:
-    repeat = -(-size.answer_bytes // len(text))
+    repeat = repeats(size, text)
     stream_bytes = (repeat * len(text) // MIB + 2) * MIB
     streams = size.clients + 2 * NORMAL_STREAMS
     serve = {"stream_bytes": stream_bytes, "shm_bytes": streams * stream_bytes}
@@ -206,7 +223,7 @@ def _peer(
     child = start(stack, argv, name="grpcaio", workdir=workdir, ready="ready")
     load = PacedLoad(size.clients + 2 * NORMAL_STREAMS, tokens_per_s=0)
     made = in_front(stack, grpc_running(address, {"server": child.pid}, load), load, workdir)
-    return _asked(made, MODEL, -(-size.answer_bytes // len(text))), _asked(made, NORMAL, 10**6)
+    return _asked(made, MODEL, repeats(size, text)), _asked(made, NORMAL, 10**6)
 
 
 def _asked(running: Running, model: str, tokens: int) -> Running:
@@ -246,13 +263,19 @@ def _burst(entry: Entry, size: Size, text: bytes, workdir: Path) -> None:
         for client in running.values():
             client.begin()
         entry.among_p99_ms.append(_normal_p99_ms(entry, size, workdir))
-        fast = _report(running.pop("fast"))
+        reports = {"fast": _report(running.pop("fast"))}
         entry.slow_p99_ms.append(_normal_p99_ms(entry, size, workdir))
-        for client in running.values():
-            _report(client)
+        for kind, client in running.items():
+            reports[kind] = _report(client)
     cpu_s = meter.stop()["server"]
+    answer_bytes = repeats(size, text) * len(text)
+    received = sum(
+        whole_bytes(reports[kind], load.streams, answer_bytes) for kind, load in kinds.items()
+    )
+    fast = reports["fast"]
     entry.fast_mb_per_s.append(fast["bytes"] / fast["window_s"] / 1e6)
-    entry.cpu_s_per_gb.append(cpu_s / (size.total_bytes / 1e9))
+    entry.cpu_s_per_gb.append(cpu_s / (received / 1e9))
+    entry.resets.append(sum(each["resets"] + each["goaways"] for each in reports.values()))
     entry.grew_mib.append((peaks["server"] - before["server"]) / MIB)
     entry.envoy_grew_mib.append((peaks["envoy"] - before["envoy"]) / MIB)
 

@@ -161,7 +161,8 @@ def _report(rounds: Rounds, result: Result, *, headline: bool) -> None:
             product = product_at[entry.load]
             row["ratio"] = ratios(product.us("server"), entry.us("server"))
             row["all_ratio"] = ratios(product.all_us(), entry.all_us())
-        if headline and entry.server in PEERS:
+        # A product that is behind is cheaper than one that keeps up: no claim from that.
+        if headline and entry.server in PEERS and product.carried:
             name = entry.server.name
             # The worse for the product, if there are two.
             result.ratios[name] = max(row["ratio"]["median"], result.ratios.get(name, 0))

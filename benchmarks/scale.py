@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import statistics
 import tempfile
 import time
 from contextlib import ExitStack
@@ -25,7 +26,7 @@ import click
 
 from benchmarks.cpu import ELSEWHERE
 from benchmarks.machine import machine
-from benchmarks.measuring import Measurement, measure, notes_of_other_work
+from benchmarks.measuring import CARRIED, Measurement, measure, notes_of_other_work
 from benchmarks.picture import Line, lines
 from benchmarks.plan import BenchmarkFailed, Plan
 from benchmarks.processes import private_prefix
@@ -98,6 +99,10 @@ class Size:
     def cores(self, role: str) -> list[float]:
         return [_sum(each.cpu_s, role) / float(each.report["window_s"]) for each in self.found]
 
+    @property
+    def carried(self) -> bool:
+        return statistics.median(each.pace(self.load) for each in self.found) >= CARRIED
+
     def rss_bytes(self) -> list[float]:
         return [_sum(each.rss_bytes, "server") for each in self.found]
 
@@ -135,16 +140,27 @@ def run(plan: Plan) -> Result:
                 )
                 size.found.append(found)
                 _wait_gone(logs)
+    _report(sizes, result)
+    return result
+
+
+def _report(sizes: list[Size], result: Result) -> None:
+    """Add a row for each size, and the ratio of LARGE to SMALL if both keep up."""
     one = next(size for size in sizes if size.streams == 1)
     for size in sizes:
         result.results.append(_row(size, one))
-    alone = {size.streams: size for size in sizes if size.workers == 1}
+        if not size.carried:
+            pace = result.results[-1]["pace"]["median"]
+            result.notes.append(
+                f"{size.streams} streams on {size.workers} workers are behind: {pace:.0%} of the"
+                " due messages came, and those that wait are cheaper"
+            )
+    alone = {size.streams: size for size in sizes if size.workers == 1 and size.carried}
     if SMALL in alone and LARGE in alone:
         compared = ratios(alone[LARGE].us("server"), alone[SMALL].us("server"))
         result.ratios[f"itself with {SMALL} streams, at {LARGE}"] = compared["median"]
         result.load[f"{LARGE} streams against {SMALL}"] = compared
     result.notes += notes_of_other_work(result.results)
-    return result
 
 
 def _sizes(plan: Plan) -> list[Size]:
@@ -208,6 +224,7 @@ def _row(size: Size, one: Size) -> dict[str, Any]:
         "streams": size.streams,
         "workers": size.workers,
         "tokens_per_s": size.load.total_per_s,
+        "carried": size.carried,
         "ours": size.streams in (SMALL, LARGE) and size.workers == 1,
         "server_cores": spread(size.cores("server")),
         "rss_mib": spread([rss / MIB for rss in size.rss_bytes()]),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from benchmarks.cpu import ELSEWHERE, CpuMeter, lives, tree_memory_bytes
+from benchmarks.cpu import ELSEWHERE, CpuMeter, lives, tree, tree_memory_bytes
 
 WORK_S = 0.2
 # What the interpreter does around the work that it times, and the kernel's granularity for a
@@ -17,7 +19,7 @@ WORK_S = 0.2
 SLACK_S = 0.02
 
 BURN = """
-import sys, threading, time
+import subprocess, sys, threading, time
 clock = {clock}
 def burn():
     until = clock() + {work}
@@ -30,8 +32,14 @@ for line in sys.stdin:
 DIRECTLY = "burn()"
 IN_A_THREAD_THAT_ENDS = "each = threading.Thread(target=burn); each.start(); each.join()"
 IN_A_CHILD_THAT_ENDS = (
-    "import subprocess; subprocess.run([sys.executable, '-c', "
+    "subprocess.run([sys.executable, '-c', "
     "'import time\\nwhile time.process_time() < {work}: pass'])"
+)
+
+IN_A_CHILD_THAT_STAYS = (
+    "each = subprocess.Popen([sys.executable, '-c', "
+    "'import time\\nwhile time.process_time() < {work}: pass\\nprint()"
+    "\\ntime.sleep(60)'], stdout=subprocess.PIPE); each.stdout.readline()"
 )
 
 
@@ -80,6 +88,19 @@ def test_children_that_ended_count_for_their_parent() -> None:
         burn_once(child)
         used = meter.stop()
     # Reaped children are counted in ticks of 10 ms; starting an interpreter counts too.
+    assert WORK_S - 0.01 <= used["burner"] < WORK_S + 0.2
+
+
+def test_children_that_live_count_for_their_parent_with_time_and_memory() -> None:
+    with burner(IN_A_CHILD_THAT_STAYS) as child, ExitStack() as stack:
+        alone_bytes = tree_memory_bytes(child.pid)["rss"]
+        meter = CpuMeter({"burner": child.pid})
+        meter.start()
+        burn_once(child)
+        used = meter.stop()
+        for pid in tree(child.pid)[1:]:
+            stack.callback(os.kill, pid, signal.SIGKILL)
+        assert tree_memory_bytes(child.pid)["rss"] > 1.5 * alone_bytes
     assert WORK_S - 0.01 <= used["burner"] < WORK_S + 0.2
 
 

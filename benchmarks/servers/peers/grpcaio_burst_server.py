@@ -22,15 +22,17 @@ import uvloop
 from rrpa_sidecar.pb import rrpa_pb2, rrpa_pb2_grpc
 
 PERIOD_S = 0.01
-PIECE_BYTES = 16_000
-"""The product's frames are about as long: a connection's frame limit."""
+PIECE_CHARACTERS = 16_000
+"""Of `pattern()`, about two bytes each: twice the product's messages, which end at a connection's
+frame limit of 16 KB. Fewer messages are cheaper for the peer."""
 
 
 class Service(rrpa_pb2_grpc.RRPAServiceServicer):
     def __init__(self, text: bytes) -> None:
         whole = text.decode()
         self._pieces = [
-            whole[at : at + PIECE_BYTES].encode() for at in range(0, len(whole), PIECE_BYTES)
+            whole[at : at + PIECE_CHARACTERS].encode()
+            for at in range(0, len(whole), PIECE_CHARACTERS)
         ]
 
     async def CreateStream(  # noqa: N802 - the proto's name

@@ -127,7 +127,9 @@ class TableWriter:
             self._words[slot] = turn | committed_bytes << 1 | ended
 
     def move(self, slot: int, committed_bytes: int, tail: bytes) -> None:
-        """Say how far the open log in `slot` is, and its last bytes. After `close`: nothing happens.
+        """Say how far the open log in `slot` is, and what its last bytes are.
+
+        After `close`: nothing happens.
 
         tail: `layout.TAIL_BYTES`, with zeros before a log that is shorter.
         """
