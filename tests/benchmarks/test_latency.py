@@ -22,7 +22,9 @@ from benchmarks.spread import spread, times
 SHARED = Case("50 %", "direct", "shared")
 
 
-def entry(name: str, load: PacedLoad, *, p50: float, pace: float = 1.0) -> Entry:
+def entry(
+    name: str, load: PacedLoad, *, p50: float, pace: float = 1.0, engine_us: float = 0.0
+) -> Entry:
     """Return a server that was measured twice, with times in µs."""
     running = Running("unix:/nowhere", "grpc", {"server": 1}, "/", b"")
     made = Entry(latency._servers("shared")[name], load, running)
@@ -31,6 +33,7 @@ def entry(name: str, load: PacedLoad, *, p50: float, pace: float = 1.0) -> Entry
         times["count"] = round(load.total_per_s * pace)
         report: dict[str, Any] = {"latency_us": times, "window_s": 1.0, "messages": 1}
         cpu_s = {"server": 0.5, "client": 0.1, "elsewhere": 0.0}
+        cpu_s["engine"] = engine_us * times["count"] / 1e6
         made.found.append(Measurement(report, cpu_s, {}))
     return made
 
@@ -75,6 +78,30 @@ def test_a_queue_that_grows_has_no_ratio(pace: float, carried: bool) -> None:
     document = reported(SHARED, entries)
     assert ("p50_ratio" in document["results"][1]) is carried
     assert bool(document["notes"]) is not carried
+
+
+@pytest.mark.parametrize(("p50_ms", "carried"), [(83, True), (84, False)])
+def test_a_queue_from_before_the_window_that_is_drained_in_it_has_no_ratio(
+    p50_ms: float, carried: bool
+) -> None:
+    load = PacedLoad(100, 100)  # a step is 10 ms; the median of the two runs is 1.1 of p50
+    late = entry("grpc.aio", load, p50=p50_ms * 1e3 * 1.2 / 1.1, pace=1.02)
+    document = reported(SHARED, [entry(PRODUCT, load, p50=100), late])
+    assert ("p50_ratio" in document["results"][1]) is carried
+    assert bool(document["notes"]) is not carried
+
+
+def test_p50_counts_from_the_steps_beginning_where_the_peers_does() -> None:
+    load = PacedLoad(512, 100)
+    names = (PRODUCT, "rrpa grpcio", "grpc.aio", "grpc.aio, handed")
+    entries = [entry(name, load, p50=1000, engine_us=4.0) for name in names]
+    document = reported(Case(HEADLINE, "direct", "shared"), entries)
+    # Half a step is 512 × 4 µs / 2 = 1024 µs.
+    found = {row["server"]: row["p50_ratio"]["runs"][0] for row in document["results"][1:]}
+    assert found == {"rrpa grpcio": 1.0, "grpc.aio": 2.024, "grpc.aio, handed": 1.0}
+    assert document["ratios"]["grpc.aio, p99"] == 1.0
+    own = reported(Case(HEADLINE, "direct", "own"), entries)
+    assert [row["p50_ratio"]["median"] for row in own["results"][1:]] == [1.0] * 3
 
 
 def test_the_server_has_a_processor_for_itself_in_all_its_threads_and_children() -> None:

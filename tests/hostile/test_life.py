@@ -70,7 +70,8 @@ def test_a_peer_that_does_not_greet_is_closed_in_time(impatient: Stack, raw: byt
         told = b""
         while part := peer.socket.recv(65536):  # by hand: nothing of theirs is acknowledged
             told += part
-    assert time.monotonic() - began_s >= 0.2
+    # libuv's clock has whole milliseconds, so a timer may be early by one.
+    assert time.monotonic() - began_s >= 0.2 - 0.001
     assert told[-17:-8] == frame(GOAWAY, bytes(8))[:9]
     assert told[-1] == PROTOCOL_ERROR
 

@@ -38,8 +38,8 @@ class Scheduler:
     Cost at 512 answers × 100 tokens/s of 4 bytes, CPU of the whole process: 5.5 µs per token
     with shared steps (28 % of a core), 10.9 µs with own steps, whose bell is a system call per
     token. 2-core x86-64, Linux 6.18, CPython 3.11, load average 3 from other work, 8 s, one run
-    each. The best of 20 steps took 3.1 µs per token below the scheduler, 2.2 of them in
-    LogWriter.write.
+    each, before tables had tails. The best of 20 steps took 3.1 µs per token below the
+    scheduler, 2.2 of them in LogWriter.write.
     """
 
     def __init__(
