@@ -104,9 +104,20 @@ class Rounds:
                 self._beside(entry)
             if not entry.carried:
                 self._add_carried(entry, runs)
+        self._more_rounds(list(self.entries), runs)
+        # The first round may have been carried, and the median of all of them is not.
+        for entry in list(self.entries):
+            if not any(each.started is entry.started and each.carried for each in self.entries):
+                before = len(self.entries)
+                self._add_carried(entry, runs)
+                self._more_rounds(self.entries[before:], runs)
+
+    def _more_rounds(self, some: list[Entry], runs: int) -> None:
+        """Measure `some` of the entries in all rounds but the first."""
         for number in range(2, runs + 1):
-            for entry in list(self.entries):
-                self._measure_or_drop(entry, number, runs)
+            for entry in some:
+                if entry in self.entries:
+                    self._measure_or_drop(entry, number, runs)
 
     def is_product(self, entry: Entry) -> bool:
         return entry.started is self._product

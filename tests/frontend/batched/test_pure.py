@@ -215,6 +215,40 @@ def test_a_read_of_many_requests_is_several_turns() -> None:
     assert max(map(len, turns)) <= most * 109 + len(wire.PREFACE)
 
 
+def test_a_read_that_comes_before_the_last_one_is_done_waits_behind_it() -> None:
+    raw = wire.PREFACE + frame(wire.HEADERS, 100) * 1000
+    intake, turns = Intake(gate()), []
+    for at in range(0, len(raw), 1000):
+        intake.add(raw[at : at + 1000])
+        if at % 20_000 == 0:
+            turns.append(intake.turn(0))
+    while intake.waits:
+        turns.append(intake.turn(0))
+    assert b"".join(turns) == raw
+
+
+@pytest.mark.parametrize(
+    ("name", "sent", "bought"),
+    [("updates", 3, 30), ("frames", 3, 30), ("resets", 30, 3), ("noise", 30, 0), ("faults", 9, 0)],
+)
+def test_frames_that_we_send_buy_what_honest_peers_answer_them_with(
+    name: str, sent: int, bought: int
+) -> None:
+    budget = Budget(calls_limit=10, now_s=0)
+    bucket: Bucket = getattr(budget, name)
+    bucket.spend(0, round(bucket._left))
+    budget.sent(sent)
+    assert [bucket.spend(0) for _ in range(bought + 1)] == [True] * bought + [False]
+
+
+def test_a_call_buys_two_window_updates_and_all_calls_may_be_cancelled_at_once_twice() -> None:
+    budget = Budget(calls_limit=10, now_s=0)
+    budget.updates.spend(0, round(budget.updates._left))
+    budget.began()
+    assert [budget.updates.spend(0) for _ in range(3)] == [True, True, False]
+    assert [budget.resets.spend(0) for _ in range(121)] == [True] * 120 + [False]
+
+
 @pytest.mark.parametrize("size", [1, 23, 24, 100])
 @pytest.mark.parametrize("raw", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01"])
 def test_what_is_no_preface_is_a_breach_at_its_first_wrong_byte(raw: bytes, size: int) -> None:
