@@ -59,17 +59,21 @@ def test_an_unread_answer_ends_after_its_time_and_not_a_second_before(
         assert not faults.found
 
 
-@pytest.mark.parametrize("stream", [0, 1])
-def test_window_begins_the_time_anew(stream: int) -> None:
+@pytest.mark.parametrize(
+    ("window_bytes", "more"),
+    [(2**20, window(10)), (0, window(10, 1)), (0, settings((4, 10)))],
+    ids=["of the connection", "of its stream", "of every stream"],
+)
+def test_window_begins_the_time_anew(window_bytes: int, more: bytes) -> None:
     with playground() as (loop, faults):
-        unread = Unread(loop, Driver(loop, faults), 0 if stream else 2**20)
-        if not stream:  # use up the connection's window
+        unread = Unread(loop, Driver(loop, faults), window_bytes)
+        if window_bytes:  # use up the connection's window
             for _ in range(5):
                 unread.stream.data(b"x" * 20_000)
                 loop.turns()
         assert unread.after(0) == 0
         assert unread.after(UNREAD_S - 1) == 0
-        unread.connection.data_received(window(10, stream))
+        unread.connection.data_received(more)
         loop.turns()
         assert unread.after(0.5) == 0
         assert unread.after(UNREAD_S - 1) == 0

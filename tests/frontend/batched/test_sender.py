@@ -9,6 +9,7 @@ import pytest
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import DataReceived
+from h2.settings import SettingCodes
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -218,6 +219,7 @@ def test_the_connections_window_is_shared_in_turns_and_nobody_starves() -> None:
         pair.grow(out, b"z" * 200_000)
     pair.batch()
     assert sum(map(len, pair.got.values())) == 65535
+    assert not pair.sender.has_work, "there is something to say, and no window"
     sizes = [len(raw) for raw in pair.got.values()]
     assert min(sizes) > 15_000, sizes
     for _ in range(60):
@@ -229,6 +231,20 @@ def test_the_connections_window_is_shared_in_turns_and_nobody_starves() -> None:
             pair.sender.mark(out)
         pair.batch()
     assert [bodies(raw) for raw in pair.got.values()] == [b"z" * 200_000] * 4
+
+
+def test_an_answer_that_the_connections_window_cut_goes_on_by_itself_when_that_opens() -> None:
+    pair = Pair(1, window=2**20)
+    (out,) = pair.outs
+    pair.grow(out, b"s" * 100_000)
+    while pair.batch():
+        pass
+    assert len(pair.got[out.stream_id]) == 65_535
+    pair.client.increment_flow_control_window(2**17)
+    pair.server.receive_data(pair.client.data_to_send())
+    while pair.batch():
+        pass
+    assert bodies(pair.got[out.stream_id]) == b"s" * 100_000
 
 
 def test_a_batch_is_bounded_and_the_rest_is_the_next() -> None:
@@ -247,6 +263,42 @@ def test_a_batch_is_bounded_and_the_rest_is_the_next() -> None:
     while pair.sender.has_work:
         pair.batch()
     assert all(bodies(raw) == b"w" * 100_000 for raw in pair.got.values())
+
+
+def test_frames_are_as_large_as_the_peer_allows_and_no_larger() -> None:
+    pair = Pair(1, window=2**20)
+    (out,) = pair.outs
+    pair.open_window(2**20)
+    pair.client.update_settings({SettingCodes.MAX_FRAME_SIZE: 40_000})
+    pair.exchange()
+    pair.grow(out, b"v" * 100_000)
+    while pair.sender.has_work:
+        pair.batch()
+    assert bodies(pair.got[out.stream_id]) == b"v" * 100_000
+    assert len(pair.order) == 3
+
+
+@pytest.mark.parametrize("size", [16_379, 16_380, 40_000])
+def test_a_message_that_fits_no_frame_goes_out_in_several(size: int) -> None:
+    pair = Pair(1, window=2**20)
+    (out,) = pair.outs
+    messages = [b"u" * size]  # one that is there already is not cut for anybody
+    out.answer.next = lambda limit: messages.pop() if messages else None  # type: ignore[method-assign]
+    pair.sender.mark(out)
+    while pair.sender.has_work:
+        pair.batch()
+    assert bodies(pair.got[out.stream_id]) == b"u" * size
+    assert len(pair.order) == -(-(size + 5) // 16_384)
+
+
+def test_the_rest_of_a_message_is_not_kept_for_a_caller_that_is_gone() -> None:
+    pair = Pair(1, window=20)
+    (out,) = pair.outs
+    pair.grow(out, b"longer than the window is")
+    pair.batch()
+    assert out.rest
+    pair.sender.drop(out)
+    assert not out.rest
 
 
 def test_an_end_needs_no_window_but_never_cuts_a_message_in_half() -> None:
@@ -313,6 +365,7 @@ class Steps(Pair):
         self.ways = [Way(self.counters) for _ in self.outs]
         self.room = BATCH_BYTES
         self.woken: list[int] = []
+        self.places: list[Outgoing | None] = []
         self.clock = StandingClock()
         self.step = Step([self], self.clock)  # type: ignore[list-item]
         for out, way in zip(self.outs, self.ways, strict=True):
@@ -334,7 +387,8 @@ class Steps(Pair):
             if token:
                 pairs.append((slot, way.log.word() | way.ended))
         self.begin_step()
-        places = [None] * first + [out if out.reader else None for out in self.outs]
+        places = self.places or [out if out.reader else None for out in self.outs]
+        places = [None] * first + places
         moves = Moves(first, iter(pairs), records if tails else b"")
         self.woken = [slot - first for slot, _ in self.step.take(places, moves)]
         for at in self.woken:
@@ -356,7 +410,9 @@ def test_after_the_first_frame_a_token_is_one_frame_and_nobody_is_asked_for_it()
     step = Steps(20)
     for turn in range(50):
         step.scan([b"%d-%d " % (at, turn) for at in range(20)])
+        assert step.sender.has_work
         step.batch()
+        assert not step.sender.has_work
     assert step.texts() == [
         b"".join(b"%d-%d " % (at, turn) for turn in range(50)) for at in range(20)
     ]
@@ -423,6 +479,24 @@ def test_the_tail_that_a_token_is_taken_from_is_that_of_its_own_slot(
     step.batch()
     assert step.texts() == [b"a one", b"b two", b"c three"]
     assert [way.asked for way in step.ways] == [1] * 3
+
+
+@pytest.mark.parametrize("how", ["dropped", "ended"])
+def test_an_answer_that_is_over_goes_no_way_any_more(how: str) -> None:
+    step = Steps(2)
+    step.scan([b"first", b"first"])
+    step.batch()
+    over = step.outs[0]
+    step.places = [*step.outs]  # the broker may not know yet
+    if how == "dropped":
+        step.sender.drop(over)
+    else:
+        over.answer.end = lambda error: None  # type: ignore[method-assign]
+        over.answer.next = lambda limit: End(Code.CANCELLED)  # type: ignore[method-assign]
+        assert step.sender.finish(over, RuntimeError("late"))
+    step.scan([b" next", b" next"])
+    step.batch()
+    assert step.texts() == [b"first", b"first next"]
 
 
 def test_frames_and_gaps_are_counted_for_their_own_model_and_by_their_own_time() -> None:

@@ -226,8 +226,8 @@ class Arrivals:
                     self._calls.sender.mark(call.out)
 
     def _goaway(self, event: events.ConnectionTerminated) -> None:
-        if event.error_code:
-            self._host.is_gone()
+        # With an error; `State` goes on after the others and reports none.
+        self._host.is_gone()
 
     def _spend(self, bucket: Bucket, what: str) -> None:
         if not bucket.spend(self._now_s()):

@@ -1,0 +1,70 @@
+"""What a connection's calls spend of its budgets, on a clock that jumps."""
+
+from __future__ import annotations
+
+import pytest
+from hpack import Decoder
+
+from rrpa_sidecar.frontend.batched.budget import QUICK_S
+from rrpa_sidecar.frontend.batched.open_calls import CALL_BYTES
+from tests.harness.raw_h2 import END_HEADERS, END_STREAM, HEADERS, PREFACE
+from tests.hostile.driver import Driver, playground
+from tests.hostile.frames import block, call, head, reset, settings, window
+
+
+def answers(raw: bytes) -> list[dict[str, str]]:
+    """Return the header fields of each answer."""
+    decoder, found = Decoder(), []
+    while raw:
+        size = 9 + int.from_bytes(raw[:3], "big")
+        if raw[3] == HEADERS:
+            found.append(dict(decoder.decode(raw[9:size])))
+        raw = raw[size:]
+    return found
+
+
+@pytest.mark.parametrize(("kept_s", "cost"), [(0.0, 1), (QUICK_S - 0.1, 1), (QUICK_S + 0.1, 0)])
+def test_a_reset_costs_something_unless_the_call_was_kept_for_a_while(
+    kept_s: float, cost: int
+) -> None:
+    with playground() as (loop, faults):
+        driver = Driver(loop, faults)
+        connection, _ = driver.begin()
+        connection.data_received(PREFACE + settings() + call(1))
+        loop.jump(kept_s)
+        budget = connection._budget.resets
+        assert budget._left == budget._burst
+        connection.data_received(reset(1))
+        assert budget._burst - budget._left == cost
+        assert driver.broker.streams[0].left == 1
+
+
+def test_calls_that_send_no_request_are_refused_when_too_many_wait() -> None:
+    with playground() as (loop, faults):
+        driver = Driver(loop, faults)
+        driver._server.streams_limit = 100
+        driver._server.held.limit_bytes = 10 * CALL_BYTES
+        connection, transport = driver.begin()
+        connection.data_received(PREFACE + settings())
+        for at in range(1, 101, 2):
+            connection.data_received(head(at))
+        waiting = len(connection._calls)
+        assert 0 < waiting <= 10
+        loop.turns()
+        told = answers(bytes(transport.out))
+        assert len(told) == 50 - waiting
+        assert all("still arriving" in each["grpc-message"] for each in told)
+
+
+@pytest.mark.parametrize(("updates", "ended"), [(2, False), (3, True)])
+def test_each_call_may_give_window_twice(
+    updates: int, ended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rrpa_sidecar.frontend.batched.budget.UPDATES_BURST", 10.0)
+    with playground() as (loop, faults):
+        connection, transport = Driver(loop, faults).begin()
+        connection.data_received(PREFACE + settings())
+        for at in range(1, 61, 2):
+            connection.data_received(head(at, block(path="/no"), END_HEADERS | END_STREAM))
+            connection.data_received(window(1) * updates)
+        assert transport.ended is ended
