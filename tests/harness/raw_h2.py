@@ -90,7 +90,7 @@ class Connection:
             self.send(DATA, body, END_STREAM, stream)
         return stream
 
-    def frame(self, timeout_s: float = 5.0) -> Frame | None:
+    def frame(self, timeout_s: float = 30.0) -> Frame | None:
         """Return the next frame, None at the connection's end. SETTINGS are acknowledged."""
         while True:
             head = self._take(9, timeout_s)
@@ -109,14 +109,14 @@ class Connection:
             fields = self._decoder.decode(payload, raw=True) if kind == HEADERS else ()
             return Frame(kind, flags, stream, payload, tuple((k, v) for k, v in fields))
 
-    def until(self, *kinds: int, timeout_s: float = 5.0) -> Frame | None:
+    def until(self, *kinds: int, timeout_s: float = 30.0) -> Frame | None:
         """Return the next frame of one of `kinds`, or None at the connection's end."""
         while True:
             frame = self.frame(timeout_s)
             if frame is None or frame.kind in kinds:
                 return frame
 
-    def answer(self, stream: int, timeout_s: float = 5.0) -> list[Frame]:
+    def answer(self, stream: int, timeout_s: float = 30.0) -> list[Frame]:
         """Return the frames of one stream up to its end."""
         frames: list[Frame] = []
         while True:
@@ -135,7 +135,7 @@ class Connection:
             while part := self.socket.recv(65536, socket.MSG_DONTWAIT):
                 self._seen += part
 
-    def is_closed(self, timeout_s: float = 5.0) -> bool:
+    def is_closed(self, timeout_s: float = 30.0) -> bool:
         """Tell whether the peer ends the connection within the time; what it says is dropped."""
         end_s = time.monotonic() + timeout_s
         try:

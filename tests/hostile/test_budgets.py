@@ -7,9 +7,11 @@ from hpack import Decoder
 
 from rrpa_sidecar.frontend.batched.budget import QUICK_S
 from rrpa_sidecar.frontend.batched.open_calls import CALL_BYTES
-from tests.harness.raw_h2 import END_HEADERS, END_STREAM, HEADERS, PREFACE
+from rrpa_sidecar.frontend.metadata import TOTAL_LIMIT_BYTES
+from rrpa_sidecar.status import Code
+from tests.harness.raw_h2 import END_HEADERS, END_STREAM, HEADERS, PREFACE, RST_STREAM
 from tests.hostile.driver import Driver, playground
-from tests.hostile.frames import block, call, head, reset, settings, window
+from tests.hostile.frames import NO_ERROR, block, call, head, in_pieces, reset, settings, window
 
 
 def answers(raw: bytes) -> list[dict[str, str]]:
@@ -54,6 +56,49 @@ def test_calls_that_send_no_request_are_refused_when_too_many_wait() -> None:
         told = answers(bytes(transport.out))
         assert len(told) == 50 - waiting
         assert all("still arriving" in each["grpc-message"] for each in told)
+
+
+@pytest.mark.parametrize(("left_s", "code"), [(0.005, "DEADLINE_EXCEEDED"), (0.05, "CANCELLED")])
+def test_a_reset_just_before_the_deadline_was_made_by_it(left_s: float, code: str) -> None:
+    with playground() as (loop, faults):
+        driver = Driver(loop, faults)
+        connection, _ = driver.begin()
+        late = call(1, fields=block((b"grpc-timeout", b"100S")))
+        connection.data_received(PREFACE + settings() + late)
+        (begun,) = connection._calls.all()
+        assert begun.due_s is not None
+        begun.due_s = loop.time() + left_s
+        connection.data_received(reset(1))
+        codes = driver._server.service._metrics.model("test").codes
+        assert {Code(at).name for at, count in enumerate(codes) if count} == {code}
+
+
+@pytest.mark.parametrize(("flags", "resets"), [(END_STREAM, []), (0, [NO_ERROR])])
+def test_a_peer_is_told_that_nobody_reads_the_rest_of_a_request_that_is_answered(
+    flags: int, resets: list[int]
+) -> None:
+    with playground() as (loop, faults):
+        connection, transport = Driver(loop, faults).begin()
+        refused = head(1, block(path="/no"), END_HEADERS | flags)
+        connection.data_received(PREFACE + settings() + refused)
+        loop.turns()
+        raw, found = bytes(transport.out), []
+        while raw:
+            size = 9 + int.from_bytes(raw[:3], "big")
+            if raw[3] == RST_STREAM:
+                found.append(int.from_bytes(raw[9:size], "big"))
+            raw = raw[size:]
+        assert found == resets
+
+
+def test_metadata_that_is_too_long_is_refused_before_the_request_comes() -> None:
+    with playground() as (loop, faults):
+        connection, transport = Driver(loop, faults).begin()
+        fields = block((b"x-big", b"x" * TOTAL_LIMIT_BYTES))
+        connection.data_received(PREFACE + settings() + in_pieces(1, fields))
+        loop.turns()
+        (told,) = answers(bytes(transport.out))
+        assert "send less" in told["grpc-message"]
 
 
 @pytest.mark.parametrize(("updates", "ended"), [(2, False), (3, True)])

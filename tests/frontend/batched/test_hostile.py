@@ -72,7 +72,7 @@ async def told(front: Front, work: Callable[[raw_h2.Connection], Any], greet: bo
 
 def rest_of(peer: raw_h2.Connection) -> bytes:
     """Return all that the peer is told up to the end of its connection. Nothing is sent."""
-    peer.socket.settimeout(5)
+    peer.socket.settimeout(30)
     raw = b""
     try:
         while part := peer.socket.recv(65536):
@@ -192,10 +192,10 @@ async def test_the_most_streams_are_announced_at_once_and_one_more_is_refused_al
         server.streams_limit = 10
 
         def work(peer: raw_h2.Connection) -> tuple[int, raw_h2.Frame | None]:
-            head = peer._take(9, 5)
+            head = peer._take(9, 30)
             assert head is not None
             assert head[3] == SETTINGS
-            settings = peer._take(int.from_bytes(head[:3], "big"), 5) or b""
+            settings = peer._take(int.from_bytes(head[:3], "big"), 30) or b""
             pairs = dict(struct.iter_unpack(">HI", settings))
             for at in range(1, 23, 2):
                 peer.socket.sendall(call(at))
@@ -250,7 +250,7 @@ async def test_a_peer_that_answers_no_ping_is_gone_and_one_that_does_is_kept(
     def lively(peer: raw_h2.Connection) -> int:
         pings = 0
         while pings < 3:
-            each = peer.until(PING, timeout_s=3)  # answered there
+            each = peer.until(PING, timeout_s=30)  # answered there
             assert each is not None
             pings += not each.flags & ACK
         return pings

@@ -34,8 +34,6 @@ whoever forgets to read without a deadline would hold it for ever."""
 CALL_BYTES = 2048
 """Memory of a call and its stream, measured, without headers and body."""
 
-LONGEST_TIMER_S = 10 * 86400.0
-
 
 class Call:
     """A call from its headers to its end."""
@@ -109,8 +107,7 @@ class OpenCalls:
     def limit_time(self, call: Call, timeout_s: float) -> None:
         """End `call` with DEADLINE_EXCEEDED when its caller's time is over."""
         call.due_s = self._loop.time() + timeout_s
-        if timeout_s < LONGEST_TIMER_S:
-            call.timer = self._loop.call_later(timeout_s, self._late, call)
+        call.timer = self._loop.call_later(timeout_s, self._late, call)
 
     # --- Ends that we choose --------------------------------------------------------------
 
