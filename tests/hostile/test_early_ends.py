@@ -1,4 +1,4 @@
-"""What a connection's calls spend of its budgets, on a clock that jumps."""
+"""Calls that are reset, refused early or never sent, in process and on a clock that jumps."""
 
 from __future__ import annotations
 
@@ -9,9 +9,19 @@ from rrpa_sidecar.frontend.batched.budget import QUICK_S
 from rrpa_sidecar.frontend.batched.open_calls import CALL_BYTES
 from rrpa_sidecar.frontend.metadata import TOTAL_LIMIT_BYTES
 from rrpa_sidecar.status import Code
-from tests.harness.raw_h2 import END_HEADERS, END_STREAM, HEADERS, PREFACE, RST_STREAM
+from tests.harness.raw_h2 import DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, RST_STREAM
 from tests.hostile.driver import Driver, playground
-from tests.hostile.frames import NO_ERROR, block, call, head, in_pieces, reset, settings, window
+from tests.hostile.frames import (
+    MODELS,
+    NO_ERROR,
+    block,
+    call,
+    head,
+    in_pieces,
+    reset,
+    settings,
+    window,
+)
 
 
 def answers(raw: bytes) -> list[dict[str, str]]:
@@ -89,6 +99,20 @@ def test_a_peer_is_told_that_nobody_reads_the_rest_of_a_request_that_is_answered
                 found.append(int.from_bytes(raw[9:size], "big"))
             raw = raw[size:]
         assert found == resets
+
+
+def test_nothing_more_of_an_answer_is_sent_on_a_stream_that_was_reset() -> None:
+    with playground() as (loop, faults):
+        connection, transport = Driver(loop, faults).begin()
+        connection.data_received(PREFACE + settings() + call(1, fields=block(path=MODELS)))
+        connection.data_received(reset(1))  # before the loop's next turn, which would have sent it
+        loop.turns()
+        raw, kinds = bytes(transport.out), []
+        while raw:
+            kinds.append(raw[3])
+            raw = raw[9 + int.from_bytes(raw[:3], "big") :]
+        assert DATA not in kinds
+        assert not faults.found
 
 
 def test_metadata_that_is_too_long_is_refused_before_the_request_comes() -> None:
