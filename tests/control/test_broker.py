@@ -104,6 +104,15 @@ def test_what_was_committed_without_a_word_is_found_by_the_sweeps(broker, cast, 
     assert not woken, "nothing is left to read"
 
 
+def test_a_scan_in_which_two_engines_have_moved_is_one_step(broker, cast):
+    followed = Followed(cast)
+    other = cast.engine()
+    followed.engine.table.set(followed.stream.slot, 4, True)
+    other.table.set(0, 0, True)
+    broker.scan()
+    assert (followed.begun, followed.ended) == (1, 1)
+
+
 def test_the_end_of_a_followed_stream_wakes_its_front_end(broker, cast, shm):
     followed = Followed(cast)
     followed.engine.write(followed.stream, b"two")
@@ -111,6 +120,7 @@ def test_the_end_of_a_followed_stream_wakes_its_front_end(broker, cast, shm):
     assert followed.woken > 0
     assert followed.taken == b"two"
     assert read_all(followed.stream) == (b"", Finished(7, 1, None, 0, 0, 0))
+    assert followed.engine.engine.places == [None], "its slot is free for the next"
     followed.stream.leave()
     assert streams_in(shm) == []
     assert_at_rest(broker)
@@ -142,6 +152,7 @@ def test_after_it_left_a_stream_has_no_place_and_its_word_promises_nothing(cast)
     followed = Followed(cast)
     word = followed.engine.engine.table.word(followed.stream.slot)
     followed.stream.leave()
+    assert followed.engine.engine.places == [None]
     followed.engine.write(followed.stream, b"two")
     assert (followed.taken, followed.woken) == (b"", 0)
     assert followed.stream.follow(followed) is None
@@ -160,6 +171,24 @@ def test_the_next_stream_of_a_slot_does_not_have_the_place_of_the_one_before(cas
     followed.engine.write(following, b"next")
     assert (following.slot, followed.taken, len(woken)) == (followed.stream.slot, b"", 1)
     assert following.poll() == Data(0, b"next")
+
+
+def test_a_stream_follows_by_the_word_that_its_front_end_has_met_or_else_its_own(cast):
+    followed = Followed(cast)
+    stream, word = followed.stream, followed.stream.word
+    stream.word = 0  # as if no scan had woken it
+    assert stream.follow(followed) is None
+    assert stream.follow(followed, word) is followed.reader
+
+
+def test_only_the_stream_of_a_slot_can_have_its_place(cast):
+    followed = Followed(cast)
+    engine = followed.engine.engine
+    other = cast.engine().engine
+    stranger = cast.open()
+    assert (stranger.engine, stranger.slot) == (other, followed.stream.slot)
+    assert not engine.put(stranger, stranger)
+    assert engine.places == [followed]
 
 
 def test_a_word_ahead_of_its_log_costs_its_own_stream_alone(broker, cast):

@@ -1,0 +1,69 @@
+"""What an answer says of itself when it ends."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rrpa_sidecar.clock import SystemClock
+from rrpa_sidecar.control.broker import Labels
+from rrpa_sidecar.frontend import metadata
+from rrpa_sidecar.frontend.batched.answers import End, StreamAnswer
+from rrpa_sidecar.frontend.batched.heads import stream_head
+from rrpa_sidecar.frontend.call import Call
+from rrpa_sidecar.frontend.frames import StreamFrames
+from rrpa_sidecar.metrics import Metrics
+from tests.frontend.fakes import FakeStream
+
+
+@pytest.mark.parametrize(("unsent", "offset"), [(b"", "11"), (b"lost", "11")])
+def test_the_offset_of_an_end_counts_the_short_way_and_nothing_that_was_not_sent(
+    unsent: bytes, offset: str
+) -> None:
+    stream = FakeStream(Labels("r", "s"))
+    call = Call(Metrics(), SystemClock())
+    call.stream, call.labels = stream, stream.labels  # type: ignore[assignment]
+    answer = StreamAnswer(call, stream, StreamFrames(), stream_head)  # type: ignore[arg-type]
+    stream.offset = 11  # the short way took them, and asked nobody
+    if unsent:
+        stream.data(unsent)
+        assert isinstance(answer.next(100), bytes)
+    answer.end(RuntimeError("cut"))
+    end = answer.next(100)
+    assert isinstance(end, End)
+    assert dict(end.metadata)[metadata.OFFSET] == offset
+
+
+class StandingClock:
+    now = 10**12
+
+    def now_ns(self) -> int:
+        return self.now
+
+
+def test_the_gap_before_a_frame_counts_from_the_last_one_by_either_way() -> None:
+    stream, clock, metrics = FakeStream(Labels("r", "s")), StandingClock(), Metrics()
+    call = Call(metrics, clock)
+    call.labels = stream.labels
+    call.accepted(stream)  # type: ignore[arg-type]
+    answer = StreamAnswer(call, stream, StreamFrames(), stream_head)  # type: ignore[arg-type]
+    out: Any = SimpleNamespace(last_frame_ns=0, word=0)
+
+    def send() -> None:
+        stream.data(b"token")
+        assert isinstance(answer.next(100), bytes)
+        answer.sent(out)
+
+    send()
+    gaps = call.counters.inter_token_s
+    assert (sum(gaps.counts), out.last_frame_ns) == (0, clock.now)
+    clock.now += 3_000_000
+    out.last_frame_ns = clock.now  # a token went the short way
+    clock.now += 4_000_000
+    send()
+    assert (sum(gaps.counts), out.last_frame_ns) == (1, clock.now)
+    assert gaps.total_s == pytest.approx(0.004)
+    answer.sent(out)  # of nothing new
+    assert (call.counters.frames, sum(gaps.counts)) == (2, 1)
