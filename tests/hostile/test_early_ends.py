@@ -43,10 +43,12 @@ def test_a_reset_costs_something_unless_the_call_was_kept_for_a_while(
         driver = Driver(loop, faults)
         connection, _ = driver.begin()
         connection.data_received(PREFACE + settings() + call(1))
+        loop.turns(1)
         loop.jump(kept_s)
         budget = connection._budget.resets
         assert budget._left == budget._burst
         connection.data_received(reset(1))
+        loop.turns(1)
         assert budget._burst - budget._left == cost
         assert driver.broker.streams[0].left == 1
 
@@ -58,8 +60,10 @@ def test_calls_that_send_no_request_are_refused_when_too_many_wait() -> None:
         driver._server.held.limit_bytes = 10 * CALL_BYTES
         connection, transport = driver.begin()
         connection.data_received(PREFACE + settings())
+        loop.turns(1)
         for at in range(1, 101, 2):
             connection.data_received(head(at))
+            loop.turns(1)
         waiting = len(connection._calls)
         assert 0 < waiting <= 10
         loop.turns()
@@ -75,10 +79,12 @@ def test_a_reset_just_before_the_deadline_was_made_by_it(left_s: float, code: st
         connection, _ = driver.begin()
         late = call(1, fields=block((b"grpc-timeout", b"100S")))
         connection.data_received(PREFACE + settings() + late)
+        loop.turns(1)
         (begun,) = connection._calls.all()
         assert begun.due_s is not None
         begun.due_s = loop.time() + left_s
         connection.data_received(reset(1))
+        loop.turns(1)
         codes = driver._server.service._metrics.model("test").codes
         assert {Code(at).name for at, count in enumerate(codes) if count} == {code}
 
@@ -91,6 +97,7 @@ def test_a_peer_is_told_that_nobody_reads_the_rest_of_a_request_that_is_answered
         connection, transport = Driver(loop, faults).begin()
         refused = head(1, block(path="/no"), END_HEADERS | flags)
         connection.data_received(PREFACE + settings() + refused)
+        loop.turns(1)
         loop.turns()
         raw, found = bytes(transport.out), []
         while raw:
@@ -105,7 +112,8 @@ def test_nothing_more_of_an_answer_is_sent_on_a_stream_that_was_reset() -> None:
     with playground() as (loop, faults):
         connection, transport = Driver(loop, faults).begin()
         connection.data_received(PREFACE + settings() + call(1, fields=block(path=MODELS)))
-        connection.data_received(reset(1))  # before the loop's next turn, which would have sent it
+        (asked,) = connection._calls.all()
+        connection._calls.was_reset(asked)  # before the turn in which it would have been sent
         loop.turns()
         raw, kinds = bytes(transport.out), []
         while raw:
@@ -120,6 +128,7 @@ def test_metadata_that_is_too_long_is_refused_before_the_request_comes() -> None
         connection, transport = Driver(loop, faults).begin()
         fields = block((b"x-big", b"x" * TOTAL_LIMIT_BYTES))
         connection.data_received(PREFACE + settings() + in_pieces(1, fields))
+        loop.turns(1)
         loop.turns()
         (told,) = answers(bytes(transport.out))
         assert "send less" in told["grpc-message"]
@@ -133,7 +142,10 @@ def test_each_call_may_give_window_twice(
     with playground() as (loop, faults):
         connection, transport = Driver(loop, faults).begin()
         connection.data_received(PREFACE + settings())
+        loop.turns(1)
         for at in range(1, 61, 2):
             connection.data_received(head(at, block(path="/no"), END_HEADERS | END_STREAM))
+            loop.turns(1)
             connection.data_received(window(1) * updates)
+            loop.turns(1)
         assert transport.ended is ended

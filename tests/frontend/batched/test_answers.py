@@ -9,12 +9,21 @@ import pytest
 
 from rrpa_sidecar.clock import SystemClock
 from rrpa_sidecar.control.broker import Labels
+from rrpa_sidecar.errors import CapacityExhausted, Draining, EngineLost
 from rrpa_sidecar.frontend import metadata
-from rrpa_sidecar.frontend.batched.answers import End, StreamAnswer
+from rrpa_sidecar.frontend.batched.answers import (
+    QUESTIONS_LIMIT,
+    End,
+    ReflectionAnswer,
+    StreamAnswer,
+    WatchAnswer,
+)
 from rrpa_sidecar.frontend.batched.heads import stream_head
 from rrpa_sidecar.frontend.call import Call
 from rrpa_sidecar.frontend.frames import StreamFrames
+from rrpa_sidecar.frontend.health import Health, Watch
 from rrpa_sidecar.metrics import Metrics
+from rrpa_sidecar.status import Code
 from tests.frontend.fakes import FakeStream
 
 
@@ -49,7 +58,9 @@ def test_the_gap_before_a_frame_counts_from_the_last_one_by_either_way() -> None
     call.labels = stream.labels
     call.accepted(stream)  # type: ignore[arg-type]
     answer = StreamAnswer(call, stream, StreamFrames(), stream_head)  # type: ignore[arg-type]
-    out: Any = SimpleNamespace(last_frame_ns=0, word=0)
+    out: Any = SimpleNamespace(last_frame_ns=0, word=7)
+    words: list[int] = []
+    stream.follow = lambda place, word=0: words.append(word)  # type: ignore[method-assign]
 
     def send() -> None:
         stream.data(b"token")
@@ -67,3 +78,30 @@ def test_the_gap_before_a_frame_counts_from_the_last_one_by_either_way() -> None
     assert gaps.total_s == pytest.approx(0.004)
     answer.sent(out)  # of nothing new
     assert (call.counters.frames, sum(gaps.counts)) == (2, 1)
+    assert words == [7, 7], "the table's word as the short way has met it"
+
+
+def test_the_first_error_is_the_one_that_a_caller_is_told() -> None:
+    stream, call = FakeStream(Labels("r", "s")), Call(Metrics(), SystemClock())
+    answer = StreamAnswer(call, stream, StreamFrames(), stream_head)  # type: ignore[arg-type]
+    answer.end(Draining("the first"))
+    answer.end(EngineLost("the second"))
+    end = answer.next(100)
+    assert isinstance(end, End)
+    assert "the first" in end.text
+
+
+def test_a_watch_that_is_left_is_told_nothing_more() -> None:
+    health = Health()
+    watch = WatchAnswer(health, Watch(health, b""), lambda: None)
+    assert len(health.watchers) == 1
+    watch.leave(Code.CANCELLED)
+    assert not health.watchers
+
+
+def test_so_many_questions_may_wait_and_no_more() -> None:
+    answer = ReflectionAnswer()
+    for _ in range(QUESTIONS_LIMIT):
+        answer.ask(b"")
+    with pytest.raises(CapacityExhausted):
+        answer.ask(b"")

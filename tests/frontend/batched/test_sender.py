@@ -236,7 +236,9 @@ def test_the_connections_window_is_shared_in_turns_and_nobody_starves() -> None:
 def test_an_answer_that_the_connections_window_cut_goes_on_by_itself_when_that_opens() -> None:
     pair = Pair(1, window=2**20)
     (out,) = pair.outs
-    pair.grow(out, b"s" * 100_000)
+    messages = [b"s" * 100_000]  # in one piece, so that the window cuts it
+    out.answer.next = lambda limit: messages.pop() if messages else None  # type: ignore[method-assign]
+    pair.sender.mark(out)
     while pair.batch():
         pass
     assert len(pair.got[out.stream_id]) == 65_535
