@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import burst, measuring, paced, scale
+from benchmarks import burst, first_token, measuring, paced, scale
 from benchmarks.cpu import ELSEWHERE
 from benchmarks.machine import machine
 from benchmarks.measuring import Measurement, measure, notes_of_other_work
@@ -257,6 +257,7 @@ def test_scale_divides_the_cost_at_2048_streams_by_that_at_256() -> None:
     scale._report(sizes(), result)
     assert result.document()["ratios"] == {"itself with 256 streams, at 2048": 1.25}
     assert result.notes == []
+    assert [row["server_us"]["median"] for row in result.results] == [9, 4, 5], "of both workers"
     assert "kb_per_stream" not in result.results[0]
     assert result.results[2]["kb_per_stream"]["median"] == pytest.approx(8 * 1.048576 / 2.048, 0.01)
 
@@ -267,6 +268,29 @@ def test_scale_makes_no_ratio_of_a_size_that_is_behind() -> None:
     assert result.ratios == {}
     assert [row["carried"] for row in result.results] == [True, True, False]
     assert "2048 streams on 1 workers are behind" in result.notes[0]
+
+
+# --- first-token ---------------------------------------------------------------------------------
+
+
+def test_first_token_divides_cpu_by_the_calls_that_ended_and_the_product_by_the_peer() -> None:
+    question, entries = first_token.Question(0), []
+    for name, us in ((PRODUCT, 300.0), (PEER, 150.0)):
+        quantiles = {"p50": us, "p99": 2 * us}
+        times = dict.fromkeys(("first_us", "first_in_us", "first_out_us"), quantiles)
+        report = {"ended": 1000, "messages": 4000, "window_s": WINDOW_S, **times}
+        cpu_s = {"server": us * 1000 / 1e6, "client": 9.0, ELSEWHERE: 0.0}
+        running = Running("unix:/nowhere", "grpc", {"server": 1}, "/", b"")
+        made = first_token.Entry(first_token.SERVERS[name], running)
+        made.found[question] = [Measurement(report, cpu_s, {})]
+        entries.append(made)
+    result = Result("first-token", machine(), {})
+    first_token._report(question, "direct", entries, result)
+    ours, theirs = result.results
+    assert (ours["server_us"]["median"], theirs["server_us"]["median"]) == (300, 150)
+    assert theirs["server_ratio"]["median"] == theirs["p50_ratio"]["median"] == 2
+    assert result.ratios == {f"{PEER}, CPU of a call": 2.0}, "the peer is cheaper, and it is said"
+    assert ours["calls_per_s"]["median"] == 500
 
 
 # --- burst ---------------------------------------------------------------------------------------

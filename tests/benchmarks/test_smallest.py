@@ -26,6 +26,9 @@ def test_it_measures_saves_draws_and_leaves_nothing(name: str, tmp_path: Path) -
     document = load(Path(files[0]))
     assert document["name"] == name
     assert len(document["results"]) >= 6
+    if name == "micro":
+        (pread,) = (r for r in document["results"] if r["floor"] == "pread")
+        assert 0.05 < pread["floor_us"]["median"] < 50, "of a token, not of a step"
     for peer in document["ratios"]:
         assert peer in out
     assert "<svg" in Path(files[1]).read_text()
