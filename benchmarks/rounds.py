@@ -107,7 +107,9 @@ class Rounds:
         self._more_rounds(list(self.entries), runs)
         # The first round may have been carried, and the median of all of them is not.
         for entry in list(self.entries):
-            if not any(each.started is entry.started and each.carried for each in self.entries):
+            others = (each for each in self.entries if each.started is entry.started)
+            carried_first = entry.found[0].pace(entry.load) >= CARRIED
+            if carried_first and not any(each.carried for each in others):
                 before = len(self.entries)
                 self._add_carried(entry, runs)
                 self._more_rounds(self.entries[before:], runs)

@@ -75,6 +75,33 @@ def test_a_server_that_is_behind_is_measured_at_half_and_the_product_beside_it(
     assert (peer.restarts > 0) is (rows != {512}), "what it did not carry burdens nobody"
 
 
+class Tiring(Fake):
+    """A peer that carries the load in its first rounds and no more."""
+
+    def __init__(self, fresh: int) -> None:
+        self._fresh = fresh
+        super().__init__(PEER, 0)
+
+    @property
+    def streams(self) -> float:
+        self._fresh -= 1
+        return 1e9 if self._fresh >= 0 else 480
+
+    @streams.setter
+    def streams(self, streams: float) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("fresh", "rows"), [(2, {512}), (1, {512, 256})])
+def test_a_server_that_is_behind_in_the_median_alone_is_measured_at_half_too(
+    fresh: int, rows: set[int]
+) -> None:
+    machine = Machine(Fake(PRODUCT, 1e9), Tiring(fresh))
+    machine.rounds.run(3)
+    expected = {(name, each): 3 for name in (PRODUCT.name, PEER.name) for each in rows}
+    assert machine.found() == expected
+
+
 def test_a_peer_that_fails_is_started_anew_and_its_load_becomes_a_note() -> None:
     peer = Fake(PEER, 1e9, fails=200)
     machine = Machine(Fake(PRODUCT, 1e9), peer)

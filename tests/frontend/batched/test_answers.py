@@ -11,14 +11,10 @@ from rrpa_sidecar.clock import SystemClock
 from rrpa_sidecar.control.broker import Labels
 from rrpa_sidecar.errors import CapacityExhausted, Draining, EngineLost
 from rrpa_sidecar.frontend import metadata
-from rrpa_sidecar.frontend.batched.answers import (
-    QUESTIONS_LIMIT,
-    End,
-    ReflectionAnswer,
-    StreamAnswer,
-    WatchAnswer,
-)
+from rrpa_sidecar.frontend.batched.answer import End
+from rrpa_sidecar.frontend.batched.answers import QUESTIONS_LIMIT, ReflectionAnswer, WatchAnswer
 from rrpa_sidecar.frontend.batched.heads import stream_head
+from rrpa_sidecar.frontend.batched.stream_answer import StreamAnswer
 from rrpa_sidecar.frontend.call import Call
 from rrpa_sidecar.frontend.frames import StreamFrames
 from rrpa_sidecar.frontend.health import Health, Watch
