@@ -44,7 +44,7 @@ most, in place of 508 with 256 KiB, beside 16 streams of bulk through Envoy."""
 DEAF_BYTES = 512 * 1024
 """Above it nothing is read any more, so that a peer that makes us answer and never reads stops."""
 
-IGNORED_LIMIT_BYTES = 1024 * 1024
+IGNORED_LIMIT_BYTES = 4 * 1024 * 1024
 """A peer that sends more after its end does not read why."""
 
 CLOSE_S = 5.0
