@@ -22,8 +22,8 @@ Document = dict[str, Any]
 
 def tables(results: Path = RESULTS) -> dict[str, str]:
     """Return the generated parts of the page by the name of their markers."""
-    paced = json.loads((results / "paced.json").read_text())
-    return {"paced": _paced(paced), "paced-how": _how(paced)}
+    paced = [json.loads(file.read_text()) for file in sorted(results.glob("paced*.json"))]
+    return {"paced": _paced(paced), "paced-how": "\n".join(map(_how, paced))}
 
 
 def render(page: str, results: Path = RESULTS) -> str:
@@ -53,12 +53,17 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _paced(document: Document) -> str:
-    """One row for each peer and load, the product's own beside it."""
+def _paced(documents: list[Document]) -> str:
+    """One row for each peer and load, the product's own of the same run beside it."""
     head = ("beside", "streams × tokens/s", "sidecar ÷ peer", "peer, µs/token", "sidecar, µs/token",
             "all processes ÷ all of peer's")  # fmt: skip
+    rows = [cells for document in documents for cells in _rows(document)]
+    return "".join(_row(row) for row in (head, ["---"] * len(head), *rows))
+
+
+def _rows(document: Document) -> list[tuple[str, ...]]:
     ours = {row["load"]: row for row in document["results"] if row["ours"]}
-    rows = [
+    return [
         (
             row["server"],
             row["load"] if row["carried"] else f"{row['load']}, behind",
@@ -70,7 +75,6 @@ def _paced(document: Document) -> str:
         for row in document["results"]
         if not row["ours"] and "ratio" in row
     ]
-    return "".join(_row(row) for row in (head, ["---"] * len(head), *rows))
 
 
 def _ratio(spread: Document) -> str:

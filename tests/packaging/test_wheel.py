@@ -140,7 +140,7 @@ def test_lowest_declared_versions_serve_a_stream_without_a_warning(
 def test_lowest_declared_versions_refuse_broken_requests_as_the_newest_do(
     floor_environment: Environment,
 ) -> None:
-    floor_environment.install("pytest", "pytest-asyncio", "pytest-timeout")
+    floor_environment.install("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis")
     chosen = "CONNECT or NUL or break or integer"
     attacks = str(ROOT / "tests/hostile/test_attacks.py")
     asked = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"))
