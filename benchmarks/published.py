@@ -89,7 +89,7 @@ def _how(document: Document) -> str:
         said.append("this was a short look (`--quick`), no basis for claims")
     if command := document.get("command"):
         said.append(f"`{command}` prints that")
-    notes = "".join(f" {each[0].upper()}{each[1:]}." for each in said)
+    notes = f" Notes: {'; '.join(said)}." if said else ""
     return (
         f"Medians (least–most) of {load['rounds']} rounds of {load['window_s']:g} s in which the"
         f" servers took turns; {load['token']} a token; {machine['cpu']}, {machine['cores']}"

@@ -57,7 +57,7 @@ def test_each_peer_stands_beside_the_product_at_its_own_load(results: Path) -> N
 
 
 def test_what_was_odd_about_a_run_is_said(results: Path) -> None:
-    assert "Something was odd." in published.tables(results)["paced-how"]
+    assert "Notes: something was odd" in published.tables(results)["paced-how"]
 
 
 def test_a_short_look_is_called_one_and_the_command_stands_beside_its_figures(
@@ -71,8 +71,8 @@ def test_a_short_look_is_called_one_and_the_command_stands_beside_its_figures(
     document["command"] = "python -m benchmarks paced --quick"
     file.write_text(json.dumps(document))
     how = published.tables(results)["paced-how"]
-    assert "This was a short look (`--quick`), no basis for claims." in how
-    assert "`python -m benchmarks paced --quick` prints that." in how
+    assert "this was a short look (`--quick`), no basis for claims" in how
+    assert "`python -m benchmarks paced --quick` prints that" in how
 
 
 def test_a_page_without_markers_is_an_error_that_names_them(results: Path) -> None:
