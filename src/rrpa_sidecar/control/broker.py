@@ -4,11 +4,11 @@ Pure logic but for the shared-memory calls: no asyncio, no gRPC, no locks. Every
 the thread of one event loop. `gate.py` says who may come in, `dispatch.py` who runs and who
 waits, `watch.py` what the logs say, `pump.py` when to look; `attach_service.py` speaks to engines.
 
-The way of a token: an engine rings → `scan` reads each engine's table, two reads for any number
-of streams → the front end's short way takes what moved, from the table alone or with one read of
-the log → one write for each connection. A stream's first token, its end, and whatever the short
-way cannot take wake the front end instead, which polls: one read of the log's header, one of its
-data.
+The way of a token: an engine rings → `scan` reads each engine's table, one read and one more for
+every 128 streams → the front end's short way takes what moved, from the table alone or with one
+read of the log → one write for each connection. A stream's first token, its end, and whatever the
+short way cannot take wake the front end instead, which polls: one read of the log's header, one
+of its data.
 """
 
 from __future__ import annotations
