@@ -13,17 +13,23 @@ MIB = 1024 * 1024
 
 
 FRONT_ENDS = ("grpcio", "batched")
+DOORS = {name: (name, name) for name in FRONT_ENDS} | {"shipped": ("grpcio", "batched")}
+"""Name of a stack → front ends at --listen and at Envoy's socket. `shipped` is for tests that wait
+so long that they do it once: with both front ends, each where it is by default."""
+
+once_with_both = pytest.mark.parametrize("stack", ["shipped"], indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session", params=FRONT_ENDS)
 def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
     """Sidecar with each front end at both its doors, an engine for 256 streams, and Envoy."""
+    listen, envoy = DOORS[request.param]
     daemon = {
         "shm_bytes": 1024 * MIB,
         "stream_bytes": MIB,
         "log_level": "debug",
-        "listen_frontend": request.param,
-        "envoy_frontend": request.param,
+        "listen_frontend": listen,
+        "envoy_frontend": envoy,
     }
     with Stack(daemon, engine={"capacity": 256}, envoy=True) as running:
         yield running

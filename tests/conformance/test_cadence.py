@@ -20,6 +20,7 @@ import pytest
 from rrpa_sidecar.pb import rrpa_pb2_grpc
 from tests.conformance.asking import replay
 from tests.conformance.callers import Caller, GrpcCaller, HttpCaller, Request
+from tests.conformance.conftest import once_with_both
 from tests.harness.processes import ReplayEngine, Stack
 
 TOKENS = 60
@@ -85,6 +86,7 @@ def test_gaps_at_the_caller_equal_the_engines_gaps_within_5_ms(
     pytest.fail(f"no quiet half second in {TRIES} tries; in the last one {best:.2f} ms at best")
 
 
+@once_with_both
 def test_a_stream_that_is_silent_for_long_is_cut_by_nobody(
     stack: object, all_callers: list[Caller]
 ) -> None:
