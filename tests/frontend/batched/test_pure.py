@@ -316,3 +316,9 @@ def test_what_half_arrived_requests_hold_is_bounded_over_all_connections() -> No
         held.check()
     held.change(-1)
     held.check()
+
+
+@given(st.binary(max_size=40))
+def test_a_binary_field_of_any_bytes_is_read_and_ends_nothing(value: bytes) -> None:
+    fields = [(b":method", b"POST"), (b":path", b"/a/b"), (b"x-bin", value)]
+    assert [key for key, _ in headers.read(fields).metadata] == ["x-bin"] * (value.count(b",") + 1)

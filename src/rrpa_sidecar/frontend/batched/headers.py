@@ -6,7 +6,6 @@ Source: gRPC over HTTP2, "Requests" and "Responses".
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -112,7 +111,7 @@ def _decoded(value: str) -> list[str]:
     for each in value.split(","):
         try:
             found.append(base64.b64decode(each + "=" * (-len(each) % 4)).decode("latin-1"))
-        except binascii.Error:
+        except ValueError:  # no base64: binascii.Error, or not even ASCII
             found.append(each)
     return found
 
