@@ -22,8 +22,11 @@
 
 #include "options.h"
 
-/* How often a connection with --read-bytes-per-s is read. */
-#define TICK_NS (10 * 1000 * 1000)
+/* How often a connection with --read-bytes-per-s is read. They have their turns one after another:
+ * all read at once, they were a burst that no callers in the world make, and others waited for it. */
+#define TURN_NS (10 * 1000 * 1000)
+#define TURNS 10
+#define TICK_NS (TURN_NS / TURNS)
 /* What it may read at once after a time without bytes. */
 #define SLOW_BURST_S 0.1
 #define EVENTS 256
@@ -176,13 +179,15 @@ static size_t take(Connection *connection, size_t most) {
 }
 
 static void tick(void) {
-    double each_tick = run.options.read_bytes_per_s * TICK_NS / NS_PER_S;
+    static int turn;
+    double each_turn = run.options.read_bytes_per_s * TURN_NS / NS_PER_S;
     double most = run.options.read_bytes_per_s * SLOW_BURST_S;
-    if (most < each_tick) most = each_tick;
-    for (int i = 0; i < run.options.connections; i++) {
+    if (most < each_turn) most = each_turn;
+    turn = (turn + 1) % TURNS;
+    for (int i = turn; i < run.options.connections; i += TURNS) {
         Connection *connection = &connections[i];
         if (connection->closed) continue;
-        connection->allowance_bytes += each_tick;
+        connection->allowance_bytes += each_turn;
         if (connection->allowance_bytes > most) connection->allowance_bytes = most;
         if (connection->allowance_bytes < 1) continue;
         connection->allowance_bytes -=
@@ -476,7 +481,8 @@ static void loop(void) {
             bool paused =
                 ready_ns && now_ns() < ready_ns + (int64_t)(run.options.pause_s * NS_PER_S);
             if (!paused) tick();
-            next_tick_ns = now_ns() + TICK_NS;
+            next_tick_ns += TICK_NS;
+            if (next_tick_ns < now_ns()) next_tick_ns = now_ns();
         }
     }
 }
