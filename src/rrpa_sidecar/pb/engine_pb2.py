@@ -24,31 +24,39 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14rrpa/v1/engine.proto\x12\x07rrpa.v1\"`\n\rAttachRequest\x12\x1f\n\x05hello\x18\x01 \x01(\x0b\x32\x0e.rrpa.v1.HelloH\x00\x12%\n\x08rejected\x18\x02 \x01(\x0b\x32\x11.rrpa.v1.RejectedH\x00\x42\x07\n\x05\x65vent\"\xc2\x01\n\x05Hello\x12\x13\n\x0b\x65ngine_name\x18\x01 \x01(\t\x12\x0e\n\x06models\x18\x02 \x03(\t\x12\x10\n\x08\x63\x61pacity\x18\x03 \x01(\r\x12\r\n\x05\x62uild\x18\x04 \x01(\t\x12\x16\n\x0e\x66ormat_version\x18\x05 \x01(\r\x12\x10\n\x08table_id\x18\x06 \x01(\t\x12\x13\n\x0btable_nonce\x18\x07 \x01(\x0c\x12\x0f\n\x07shm_dir\x18\x08 \x01(\t\x12\x12\n\nshm_device\x18\t \x01(\x04\x12\x0f\n\x07\x62oot_id\x18\n \x01(\t\"<\n\x08Rejected\x12\x11\n\tstream_id\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\r\x12\x0f\n\x07message\x18\x03 \x01(\t\"4\n\x0e\x41ttachResponse\x12\"\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x10.rrpa.v1.Command\"\xa4\x01\n\x07\x43ommand\x12#\n\x07welcome\x18\x01 \x01(\x0b\x32\x10.rrpa.v1.WelcomeH\x00\x12!\n\x06submit\x18\x02 \x01(\x0b\x32\x0f.rrpa.v1.SubmitH\x00\x12!\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x0f.rrpa.v1.CancelH\x00\x12#\n\x07release\x18\x04 \x01(\x0b\x32\x10.rrpa.v1.ReleaseH\x00\x42\t\n\x07\x63ommand\"O\n\x07Welcome\x12\x15\n\rdoorbell_path\x18\x01 \x01(\t\x12\x14\n\x0cstream_bytes\x18\x02 \x01(\x04\x12\x17\n\x0fsidecar_version\x18\x03 \x01(\t\"\x9d\x01\n\x06Submit\x12\x11\n\tstream_id\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x0f\n\x07request\x18\x03 \x01(\x0c\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\x12\x10\n\x08priority\x18\x06 \x01(\x11\x12\x17\n\ntimeout_ms\x18\x07 \x01(\x04H\x00\x88\x01\x01\x42\r\n\x0b_timeout_ms\"\x1b\n\x06\x43\x61ncel\x12\x11\n\tstream_id\x18\x01 \x01(\t\"\x1c\n\x07Release\x12\x11\n\tstream_id\x18\x01 \x01(\t2N\n\rEngineService\x12=\n\x06\x41ttach\x12\x16.rrpa.v1.AttachRequest\x1a\x17.rrpa.v1.AttachResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14rrpa/v1/engine.proto\x12\x07rrpa.v1\"\x87\x01\n\rAttachRequest\x12\x1f\n\x05hello\x18\x01 \x01(\x0b\x32\x0e.rrpa.v1.HelloH\x00\x12%\n\x08rejected\x18\x02 \x01(\x0b\x32\x11.rrpa.v1.RejectedH\x00\x12%\n\x08\x61nnounce\x18\x03 \x01(\x0b\x32\x11.rrpa.v1.AnnounceH\x00\x42\x07\n\x05\x65vent\"\xd5\x01\n\x05Hello\x12\x13\n\x0b\x65ngine_name\x18\x01 \x01(\t\x12\x0e\n\x06models\x18\x02 \x03(\t\x12\x10\n\x08\x63\x61pacity\x18\x03 \x01(\r\x12\r\n\x05\x62uild\x18\x04 \x01(\t\x12\x16\n\x0e\x66ormat_version\x18\x05 \x01(\r\x12\x10\n\x08table_id\x18\x06 \x01(\t\x12\x13\n\x0btable_nonce\x18\x07 \x01(\x0c\x12\x0f\n\x07shm_dir\x18\x08 \x01(\t\x12\x12\n\nshm_device\x18\t \x01(\x04\x12\x0f\n\x07\x62oot_id\x18\n \x01(\t\x12\x11\n\tannounced\x18\x0b \x01(\r\"0\n\x08\x41nnounce\x12$\n\x07streams\x18\x01 \x03(\x0b\x32\x13.rrpa.v1.OpenStream\"d\n\nOpenStream\x12\x11\n\tstream_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x11\n\tresumable\x18\x03 \x01(\x08\x12\r\n\x05\x62\x65gun\x18\x04 \x01(\x08\x12\x12\n\nrequest_id\x18\x05 \x01(\t\"<\n\x08Rejected\x12\x11\n\tstream_id\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\r\x12\x0f\n\x07message\x18\x03 \x01(\t\"4\n\x0e\x41ttachResponse\x12\"\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x10.rrpa.v1.Command\"\xec\x01\n\x07\x43ommand\x12#\n\x07welcome\x18\x01 \x01(\x0b\x32\x10.rrpa.v1.WelcomeH\x00\x12!\n\x06submit\x18\x02 \x01(\x0b\x32\x0f.rrpa.v1.SubmitH\x00\x12!\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x0f.rrpa.v1.CancelH\x00\x12#\n\x07release\x18\x04 \x01(\x0b\x32\x10.rrpa.v1.ReleaseH\x00\x12\x1f\n\x05\x61\x64opt\x18\x05 \x01(\x0b\x32\x0e.rrpa.v1.AdoptH\x00\x12%\n\x08\x64raining\x18\x06 \x01(\x0b\x32\x11.rrpa.v1.DrainingH\x00\x42\t\n\x07\x63ommand\"O\n\x07Welcome\x12\x15\n\rdoorbell_path\x18\x01 \x01(\t\x12\x14\n\x0cstream_bytes\x18\x02 \x01(\x04\x12\x17\n\x0fsidecar_version\x18\x03 \x01(\t\"\xb0\x01\n\x06Submit\x12\x11\n\tstream_id\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x0f\n\x07request\x18\x03 \x01(\x0c\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\x12\x10\n\x08priority\x18\x06 \x01(\x11\x12\x17\n\ntimeout_ms\x18\x07 \x01(\x04H\x00\x88\x01\x01\x12\x11\n\tresumable\x18\x08 \x01(\x08\x42\r\n\x0b_timeout_ms\"6\n\x05\x41\x64opt\x12\x11\n\tstream_id\x18\x01 \x01(\t\x12\x11\n\x04slot\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x07\n\x05_slot\"\n\n\x08\x44raining\"\x1b\n\x06\x43\x61ncel\x12\x11\n\tstream_id\x18\x01 \x01(\t\"\x1c\n\x07Release\x12\x11\n\tstream_id\x18\x01 \x01(\t2N\n\rEngineService\x12=\n\x06\x41ttach\x12\x16.rrpa.v1.AttachRequest\x1a\x17.rrpa.v1.AttachResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rrpa.v1.engine_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ATTACHREQUEST']._serialized_start=33
-  _globals['_ATTACHREQUEST']._serialized_end=129
-  _globals['_HELLO']._serialized_start=132
-  _globals['_HELLO']._serialized_end=326
-  _globals['_REJECTED']._serialized_start=328
-  _globals['_REJECTED']._serialized_end=388
-  _globals['_ATTACHRESPONSE']._serialized_start=390
-  _globals['_ATTACHRESPONSE']._serialized_end=442
-  _globals['_COMMAND']._serialized_start=445
-  _globals['_COMMAND']._serialized_end=609
-  _globals['_WELCOME']._serialized_start=611
-  _globals['_WELCOME']._serialized_end=690
-  _globals['_SUBMIT']._serialized_start=693
-  _globals['_SUBMIT']._serialized_end=850
-  _globals['_CANCEL']._serialized_start=852
-  _globals['_CANCEL']._serialized_end=879
-  _globals['_RELEASE']._serialized_start=881
-  _globals['_RELEASE']._serialized_end=909
-  _globals['_ENGINESERVICE']._serialized_start=911
-  _globals['_ENGINESERVICE']._serialized_end=989
+  _globals['_ATTACHREQUEST']._serialized_start=34
+  _globals['_ATTACHREQUEST']._serialized_end=169
+  _globals['_HELLO']._serialized_start=172
+  _globals['_HELLO']._serialized_end=385
+  _globals['_ANNOUNCE']._serialized_start=387
+  _globals['_ANNOUNCE']._serialized_end=435
+  _globals['_OPENSTREAM']._serialized_start=437
+  _globals['_OPENSTREAM']._serialized_end=537
+  _globals['_REJECTED']._serialized_start=539
+  _globals['_REJECTED']._serialized_end=599
+  _globals['_ATTACHRESPONSE']._serialized_start=601
+  _globals['_ATTACHRESPONSE']._serialized_end=653
+  _globals['_COMMAND']._serialized_start=656
+  _globals['_COMMAND']._serialized_end=892
+  _globals['_WELCOME']._serialized_start=894
+  _globals['_WELCOME']._serialized_end=973
+  _globals['_SUBMIT']._serialized_start=976
+  _globals['_SUBMIT']._serialized_end=1152
+  _globals['_ADOPT']._serialized_start=1154
+  _globals['_ADOPT']._serialized_end=1208
+  _globals['_DRAINING']._serialized_start=1210
+  _globals['_DRAINING']._serialized_end=1220
+  _globals['_CANCEL']._serialized_start=1222
+  _globals['_CANCEL']._serialized_end=1249
+  _globals['_RELEASE']._serialized_start=1251
+  _globals['_RELEASE']._serialized_end=1279
+  _globals['_ENGINESERVICE']._serialized_start=1281
+  _globals['_ENGINESERVICE']._serialized_end=1359
 # @@protoc_insertion_point(module_scope)

@@ -47,14 +47,19 @@ class EngineServiceServicer(object):
     """
 
     def Attach(self, request_iterator, context):
-        """One call per engine process, open for as long as the engine serves. The first message
-        from the engine is Hello, the first command is Welcome. When the call ends, the engine
-        is detached and its streams are over.
+        """One call per engine process, open for as long as the engine serves; two while an old
+        sidecar drains (Draining). The first message from the engine is Hello, the first command
+        is Welcome.
 
-        Errors: INVALID_ARGUMENT (Hello is wrong), FAILED_PRECONDITION (the engine's shared
-        memory is not the sidecar's; the text says what each side sees), RESOURCE_EXHAUSTED (too
-        many engines, or commands left unread), UNAVAILABLE (draining; attach again later),
-        DATA_LOSS (the engine's table broke a rule of shm/FORMAT.md).
+        The call's end ends no stream. The engine goes on with what it was asked for, writes its
+        logs, attaches again, and announces what is not over: OpenStream. A stream whose writer
+        holds the lease of its log and that nobody announces within `--engine-lost-timeout` is over
+        for its client.
+
+        Errors: INVALID_ARGUMENT (a message is wrong; the text says which), FAILED_PRECONDITION (the
+        engine's shared memory is not the sidecar's; the text says what each side sees),
+        RESOURCE_EXHAUSTED (too many engines, or commands left unread), UNAVAILABLE (draining;
+        attach again later), DATA_LOSS (the engine broke a rule of shm/FORMAT.md).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
