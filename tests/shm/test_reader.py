@@ -81,6 +81,38 @@ def test_another_size_is_refused(plain: PlainDirectory, made: LogWriter, size: i
         reader(plain, made.stream_id)
 
 
+@pytest.mark.parametrize("size", [layout.MIN_STREAM_BYTES, SMALL, layout.DEFAULT_STREAM_BYTES])
+def test_a_log_of_any_legal_size_can_be_read_by_who_does_not_know_it(
+    plain: PlainDirectory, size: int
+) -> None:
+    made = LogWriter.create(plain, "b" * 32, stream_bytes=size)
+    made.write(b"abc")
+    read = LogReader.open(plain, made.stream_id, stream_bytes=None)
+    assert read.capacity_bytes == size - layout.HEADER_BYTES
+    assert (read.progress(), read.read(0, 9)) == ((3, None), b"abc")
+    read.close()
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "size", [0, SMALL - 1, SMALL + 1, layout.HEADER_BYTES, layout.MAX_STREAM_BYTES + SMALL]
+)
+def test_a_file_of_no_legal_size_is_refused(
+    plain: PlainDirectory, made: LogWriter, size: int
+) -> None:
+    os.truncate(path_of(plain, made.stream_id), size)
+    with pytest.raises(CorruptLog, match="no size of a log"):
+        LogReader.open(plain, made.stream_id, stream_bytes=None)
+
+
+def test_a_legal_size_that_is_not_the_logs_own_is_refused(
+    plain: PlainDirectory, made: LogWriter
+) -> None:
+    os.truncate(path_of(plain, made.stream_id), SMALL + layout.PAGE_BYTES)
+    with pytest.raises(CorruptLog, match=f"size {SMALL}, expected {SMALL + layout.PAGE_BYTES}"):
+        LogReader.open(plain, made.stream_id, stream_bytes=None)
+
+
 def test_another_owner_than_the_tables_is_refused(plain: PlainDirectory, made: LogWriter) -> None:
     LogReader.open(plain, made.stream_id, stream_bytes=SMALL, owner=os.geteuid()).close()
     with pytest.raises(CorruptLog, match="belongs to uid"):

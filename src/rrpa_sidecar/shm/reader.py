@@ -59,11 +59,13 @@ class LogReader:
         directory: SegmentDirectory,
         stream_id: str,
         *,
-        stream_bytes: int,
+        stream_bytes: int | None,
         owner: int | None = None,
     ) -> Self:
         """Open the log `rrpa_<stream_id>`.
 
+        stream_bytes: the size that the file must have; None accepts every legal one, since a log
+          of an earlier sidecar has the size that this one was set to.
         owner: the uid that the file must have (TableReader.owner); None accepts any.
 
         Raises:
@@ -74,12 +76,13 @@ class LogReader:
         name = layout.log_name(stream_id)
         fd = open_segment(directory, name, stream_bytes, owner)
         try:
+            size = stream_bytes or _legal_size(fd, name)
             header = read_exactly(fd, layout.HEADER_USED_BYTES, 0, name)
-            check_birth(header, layout.LOG_MAGIC, stream_id, stream_bytes, name)
+            check_birth(header, layout.LOG_MAGIC, stream_id, size, name)
         except BaseException:
             os.close(fd)
             raise
-        return cls(fd, name, stream_bytes - layout.HEADER_BYTES)
+        return cls(fd, name, size - layout.HEADER_BYTES)
 
     def progress(self, promised_bytes: int = 0) -> tuple[int, End | None]:
         """Return (committed_bytes, end). Bytes never go back; the end comes after the last.
@@ -201,3 +204,12 @@ class LogReader:
         self._accept(cursor)
         self._first_commit_ns = first_commit_ns
         self._end = end
+
+
+def _legal_size(fd: int, name: str) -> int:
+    size = os.fstat(fd).st_size
+    try:
+        layout.check_stream_bytes(size)
+    except StreamMisuse as exc:
+        raise CorruptLog(f"{name} has {size} bytes, which is no size of a log") from exc
+    return size

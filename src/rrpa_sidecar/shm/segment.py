@@ -18,10 +18,11 @@ _BIRTH = struct.Struct("<8sIIQ16s")
 
 
 def open_segment(
-    directory: SegmentDirectory, name: str, size: int, owner: int | None = None
+    directory: SegmentDirectory, name: str, size: int | None, owner: int | None = None
 ) -> int:
     """Return a read-only descriptor of a regular file with one link and `size` bytes.
 
+    size: None accepts any.
     owner: the uid it must have; None accepts any.
 
     Raises:
@@ -47,7 +48,7 @@ def open_segment(
         fault = f"is not a regular file (mode {found.st_mode:#o})"
     elif found.st_nlink != 1:
         fault = f"has {found.st_nlink} links, expected 1"
-    elif found.st_size != size:
+    elif size is not None and found.st_size != size:
         fault = f"has {found.st_size} bytes, expected {size} (--stream-bytes)"
     elif owner is not None and found.st_uid != owner:
         fault = f"belongs to uid {found.st_uid}, expected {owner}, the owner of its table"
