@@ -109,7 +109,7 @@ def test_a_legal_size_that_is_not_the_logs_own_is_refused(
     plain: PlainDirectory, made: LogWriter
 ) -> None:
     os.truncate(path_of(plain, made.stream_id), SMALL + layout.PAGE_BYTES)
-    with pytest.raises(CorruptLog, match=f"size {SMALL}, expected {SMALL + layout.PAGE_BYTES}"):
+    with pytest.raises(CorruptLog, match=f"size {SMALL}, expected 65536 and {SMALL + layout.PAGE_BYTES}"):
         LogReader.open(plain, made.stream_id, stream_bytes=None)
 
 

@@ -141,11 +141,18 @@ def is_temporary(name: str) -> bool:
     return name.startswith("rrpa_tmp_")
 
 
+def kind_of(name: str) -> str:
+    """Return what a valid `name` names: "log", "table" or "temporary"."""
+    if is_temporary(name):
+        return "temporary"
+    return "table" if name.startswith("rrpa_table_") else "log"
+
+
 def magics_of(name: str) -> tuple[bytes, ...]:
     """Return what the file `name` may begin with."""
     if is_temporary(name):
         return LOG_MAGIC, TABLE_MAGIC
-    return (TABLE_MAGIC,) if name.startswith("rrpa_table_") else (LOG_MAGIC,)
+    return (TABLE_MAGIC,) if kind_of(name) == "table" else (LOG_MAGIC,)
 
 
 def id_of(name: str) -> str:

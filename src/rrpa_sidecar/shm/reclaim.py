@@ -10,6 +10,10 @@ from enum import Enum, auto
 from rrpa_sidecar.errors import CorruptLog, SegmentMissing
 from rrpa_sidecar.shm import layout
 from rrpa_sidecar.shm.directory import NO_DESCRIPTORS, SegmentDirectory
+from rrpa_sidecar.shm.segment import open_segment, probe_unlocked
+
+BLOCK_BYTES = 512
+"""Unit of `st_blocks`, whatever the file system's own blocks are."""
 
 
 class Reclaim(Enum):
@@ -52,6 +56,27 @@ def reclaim(directory: SegmentDirectory, name: str) -> Reclaim:
         return Reclaim.FOREIGN
     try:
         return _reclaim_open(directory, name, fd)
+    finally:
+        os.close(fd)
+
+
+def abandoned_bytes(directory: SegmentDirectory, name: str) -> int | None:
+    """Return the memory that `name` holds if `reclaim` could remove it now, None if it could not.
+
+    Never waits, and changes nothing.
+
+    Raises:
+      CapacityExhausted: too many files are open; try again later.
+      StreamMisuse: `name` is not the name of a segment.
+    """
+    try:
+        fd = open_segment(directory, name, None)
+    except (SegmentMissing, CorruptLog):
+        return None
+    try:
+        if not _ours(fd, name) or not probe_unlocked(fd):
+            return None
+        return os.fstat(fd).st_blocks * BLOCK_BYTES
     finally:
         os.close(fd)
 
