@@ -20,6 +20,17 @@ async def test_commands_leave_in_order_and_together():
     assert release.release.stream_id == "b"
 
 
+async def test_adopted_stream_has_a_slot_or_none_and_slot_0_is_one():
+    outbox = Outbox(1)
+    outbox.adopt("a", 0)
+    outbox.adopt("b", None)
+    outbox.draining()
+    first, second, third = (await outbox.take()).commands
+    assert (first.adopt.stream_id, first.adopt.HasField("slot"), first.adopt.slot) == ("a", True, 0)
+    assert (second.adopt.stream_id, second.adopt.HasField("slot")) == ("b", False)
+    assert third.WhichOneof("command") == "draining"
+
+
 async def test_take_waits_for_a_command():
     outbox = Outbox(1)
     taking = asyncio.create_task(outbox.take())
@@ -52,7 +63,7 @@ async def test_engine_that_never_reads_is_given_up_at_the_limit():
         outbox.cancel(str(number))
     assert outbox.failure is None
     outbox.cancel("one more")
-    with pytest.raises(CapacityExhausted, match="24 commands unread"):
+    with pytest.raises(CapacityExhausted, match="40 commands unread"):
         await outbox.take()
     outbox.cancel("after the end")  # nobody hears it, nothing breaks
 

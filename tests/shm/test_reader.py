@@ -108,8 +108,9 @@ def test_a_file_of_no_legal_size_is_refused(
 def test_a_legal_size_that_is_not_the_logs_own_is_refused(
     plain: PlainDirectory, made: LogWriter
 ) -> None:
-    os.truncate(path_of(plain, made.stream_id), SMALL + layout.PAGE_BYTES)
-    with pytest.raises(CorruptLog, match=f"size {SMALL}, expected 65536 and {SMALL + layout.PAGE_BYTES}"):
+    larger = SMALL + layout.PAGE_BYTES
+    os.truncate(path_of(plain, made.stream_id), larger)
+    with pytest.raises(CorruptLog, match=f"size {SMALL}, expected 65536 and {larger}"):
         LogReader.open(plain, made.stream_id, stream_bytes=None)
 
 

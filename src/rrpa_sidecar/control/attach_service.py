@@ -14,11 +14,19 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from rrpa_sidecar import __version__
+from rrpa_sidecar.control.announced import Roll
 from rrpa_sidecar.control.broker import Broker
 from rrpa_sidecar.control.engines import Engine
 from rrpa_sidecar.control.outbox import Outbox
 from rrpa_sidecar.errors import EngineLost, InvalidRequest, RRPAError, StreamMisuse
-from rrpa_sidecar.pb.engine_pb2 import AttachRequest, AttachResponse, Hello, Welcome
+from rrpa_sidecar.pb.engine_pb2 import (
+    AttachRequest,
+    AttachResponse,
+    Hello,
+    OpenStream,
+    Rejected,
+    Welcome,
+)
 from rrpa_sidecar.pb.engine_pb2_grpc import (
     EngineServiceServicer,
     add_EngineServiceServicer_to_server,
@@ -28,7 +36,8 @@ from rrpa_sidecar.status import Code, status_of
 log = logging.getLogger(__name__)
 
 HELLO_LIMIT_BYTES = 64 * 1024
-"""A Hello of 64 models with the longest names and the longest path is 13 KiB."""
+"""A Hello of 64 models with the longest names and the longest path is 13 KiB; an Announce holds
+150 streams with the longest names and labels."""
 
 GRPC_CODES = {Code(code.value[0]): code for code in grpc.StatusCode}
 
@@ -73,8 +82,8 @@ class AttachService(EngineServiceServicer):
     async def Attach(self, request_iterator: Any, context: Context) -> None:  # noqa: N802
         """Serve one engine, from Hello to the end of its call."""
         try:
-            hello = await self._read_hello(context)
-            await self._serve(hello, context)
+            hello, announced = await self._read_beginning(context)
+            await self._serve(hello, announced, context)
         except RRPAError as error:
             code, text = status_of(error)
             log.warning("engine refused or detached: %s: %s", code.name, text)
@@ -86,20 +95,21 @@ class AttachService(EngineServiceServicer):
             code, text = status_of(error)
             await context.abort(GRPC_CODES[code], text)
 
-    async def _read_hello(self, context: Context) -> Hello:
+    async def _read_beginning(self, context: Context) -> tuple[Hello, list[OpenStream]]:
+        """Return Hello and the streams that it announces."""
+        missing = "Hello"
         try:
             async with asyncio.timeout(self._hello_timeout_s):
-                first = await _message(context)
+                hello = await _read_hello(context)
+                roll = Roll(hello)
+                while roll.missing:
+                    missing = f"Announce of {roll.missing} streams"
+                    roll.add(await _message_before(context, missing))
         except TimeoutError:
-            raise InvalidRequest(f"no Hello within {self._hello_timeout_s:g} s") from None
-        if first is EOF:
-            raise InvalidRequest("the call ended before Hello")
-        if first.WhichOneof("event") != "hello":
-            raise InvalidRequest("the first message must be Hello")
-        hello: Hello = first.hello
-        return hello
+            raise InvalidRequest(f"no {missing} within {self._hello_timeout_s:g} s") from None
+        return hello, roll.streams
 
-    async def _serve(self, hello: Hello, context: Context) -> None:
+    async def _serve(self, hello: Hello, announced: list[OpenStream], context: Context) -> None:
         outbox = Outbox(hello.capacity)
         # In the box before the broker knows the engine: Welcome is the first answer.
         outbox.welcome(
@@ -109,7 +119,7 @@ class AttachService(EngineServiceServicer):
                 sidecar_version=__version__,
             )
         )
-        engine = self._broker.attach(hello, outbox)
+        engine = self._broker.attach(hello, outbox, announced)
         why = "its connection broke"
         try:
             why = await self._talk(engine, outbox, context)
@@ -145,17 +155,37 @@ class AttachService(EngineServiceServicer):
             kind = message.WhichOneof("event")
             if kind == "hello":
                 raise InvalidRequest("Hello came twice; it is the first message and only that")
-            if kind != "rejected":  # of a later version; it knows that we may not understand
-                continue
-            rejected = message.rejected
-            try:
-                self._broker.rejected(engine, rejected.stream_id, rejected.code, rejected.message)
-            except StreamMisuse as exc:
-                raise InvalidRequest("Rejected came for a stream whose log exists") from exc
+            if kind == "announce":
+                self._broker.announce(engine, message.announce.streams)
+            elif kind == "rejected":
+                self._rejected(engine, message.rejected)
+            # Anything else is of a later version, which knows that we may not understand it.
+
+    def _rejected(self, engine: Engine, rejected: Rejected) -> None:
+        try:
+            self._broker.rejected(engine, rejected.stream_id, rejected.code, rejected.message)
+        except StreamMisuse as exc:
+            raise InvalidRequest("Rejected came for a stream whose log exists") from exc
 
     async def _write(self, outbox: Outbox, context: Context) -> None:
         while True:
             await context.write(await outbox.take())
+
+
+async def _read_hello(context: Context) -> Hello:
+    first = await _message_before(context, "Hello")
+    if first.WhichOneof("event") != "hello":
+        raise InvalidRequest("the first message must be Hello")
+    hello: Hello = first.hello
+    return hello
+
+
+async def _message_before(context: Context, missing: str) -> Any:
+    """Return the next message of an engine that has not said all that it must say first."""
+    message = await _message(context)
+    if message is EOF:
+        raise InvalidRequest(f"the call ended before {missing}")
+    return message
 
 
 async def _message(context: Context) -> Any:

@@ -13,10 +13,23 @@ if TYPE_CHECKING:
     from rrpa_sidecar.control.live import LiveStream
 
 
+STREAMS_PER_SLOT = 4
+"""Most streams that an engine may have for each slot, adopted ones without a slot included. They
+pile up when sidecars are replaced faster than streams end: each new one finds the slots free."""
+
+
+NO_SLOT = -1
+"""Slot of a stream that no table speaks of."""
+
+
 class EngineLink(Protocol):
     """The way to one engine. No method waits, raises, or calls back before it returns."""
 
     def submit(self, stream: LiveStream, timeout_ms: int | None) -> None: ...
+
+    def adopt(self, stream_id: str, slot: int | None) -> None: ...
+
+    def draining(self) -> None: ...
 
     def cancel(self, stream_id: str) -> None: ...
 
@@ -40,7 +53,8 @@ class ModelInfo:
 class Engine:
     """One attached engine.
 
-    streams: slot → the stream in it. Exactly the streams in `lifecycle.HOLDS_SLOT`.
+    streams: slot → the stream in it. With those that were adopted when all slots were taken,
+      which have `NO_SLOT`, exactly the streams in `lifecycle.HOLDS_SLOT`.
     """
 
     def __init__(self, offer: Offer, link: EngineLink) -> None:
@@ -69,17 +83,36 @@ class Engine:
         """Share of the slots that are taken."""
         return len(self.streams) / self.offer.capacity
 
+    @property
+    def takes_more(self) -> bool:
+        """Whether it may announce one more stream."""
+        return len(self._by_id) < STREAMS_PER_SLOT * self.offer.capacity
+
+    def held(self) -> list[LiveStream]:
+        """Return all its streams, those without a slot included."""
+        return list(self._by_id.values())
+
     def take_slot(self, stream: LiveStream) -> int:
         slot = self._free.popleft()
         self.streams[slot] = stream
         self._by_id[stream.stream_id] = stream
         return slot
 
+    def adopt(self, stream: LiveStream) -> int:
+        """Take in a stream that the engine has already; return its slot, or NO_SLOT."""
+        if self._free:
+            return self.take_slot(stream)
+        self._by_id[stream.stream_id] = stream
+        return NO_SLOT
+
     def free_slot(self, slot: int, stream: LiveStream) -> None:
-        if self.streams.get(slot) is not stream:
+        held = self._by_id.get(stream.stream_id)
+        if held is not stream or self.streams.get(slot, stream) is not stream:
             raise StreamMisuse(f"slot {slot} of engine {self.name} is not this stream's")
-        del self.streams[slot]
         del self._by_id[stream.stream_id]
+        if slot == NO_SLOT:
+            return
+        del self.streams[slot]
         self.places[slot] = None
         self._free.append(slot)
 
@@ -141,6 +174,6 @@ class Engines:
 
     def _info(self, model: str) -> ModelInfo:
         serving = self._by_model[model]
-        streams = (stream for engine in serving for stream in engine.streams.values())
+        streams = (stream for engine in serving for stream in engine.held())
         active = sum(stream.model == model for stream in streams)
         return ModelInfo(model, len(serving), self.capacity(model), active)

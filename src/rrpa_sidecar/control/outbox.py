@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+from rrpa_sidecar.control.engines import STREAMS_PER_SLOT
 from rrpa_sidecar.control.live import LiveStream
 from rrpa_sidecar.errors import CapacityExhausted
 from rrpa_sidecar.pb.engine_pb2 import (
+    Adopt,
     AttachResponse,
     Cancel,
     Command,
+    Draining,
     Release,
     Submit,
     Welcome,
 )
 
-ROOM_PER_SLOT = 4
-"""A slot can owe one Submit, one Cancel and one Release; more means that nobody reads."""
+ROOM_PER_SLOT = 3 * STREAMS_PER_SLOT
+"""A stream can owe a Submit or Adopt, a Cancel and a Release; more means that nobody reads."""
 ROOM = 16
 
 MESSAGE_BYTES = 64 * 1024
@@ -52,6 +55,12 @@ class Outbox:
         if timeout_ms is not None:
             submit.timeout_ms = timeout_ms
         self._put(Command(submit=submit))
+
+    def adopt(self, stream_id: str, slot: int | None) -> None:
+        self._put(Command(adopt=Adopt(stream_id=stream_id, slot=slot)))
+
+    def draining(self) -> None:
+        self._put(Command(draining=Draining()))
 
     def cancel(self, stream_id: str) -> None:
         self._put(Command(cancel=Cancel(stream_id=stream_id)))
