@@ -34,6 +34,9 @@ BUCKETS_S = (
 
 ERROR_WINDOW_S = 60
 
+SEGMENT_KINDS = ("log", "table", "temporary")
+"""Kinds of files in shared memory: shm/FORMAT.md, "Names"."""
+
 SERVER_SIDE = frozenset(
     {
         Code.UNKNOWN,
@@ -195,6 +198,20 @@ class ModelMetrics:
         self.inter_token_s.observe(seconds)
 
 
+class Totals:
+    """What is counted for the whole sidecar: a stream found again may have no model yet.
+
+    reclaimed: files removed that nobody owned any more, by kind.
+    """
+
+    __slots__ = ("reclaimed", "streams_adopted", "streams_resumed")
+
+    def __init__(self) -> None:
+        self.streams_resumed = 0
+        self.streams_adopted = 0
+        self.reclaimed = dict.fromkeys(SEGMENT_KINDS, 0)
+
+
 class Metrics:
     """All counters of one sidecar. Written by the loop thread only."""
 
@@ -202,6 +219,7 @@ class Metrics:
         self._window = ErrorWindow(clock or SystemClock())
         self._models: dict[str, ModelMetrics] = {OTHER: ModelMetrics(self._window)}
         self._serving: dict[str, int] = {}  # model → attached engines
+        self.totals = Totals()
         self.gauges: Gauges | None = None
 
     def add_model(self, name: str) -> None:
@@ -241,4 +259,4 @@ class Metrics:
         from rrpa_sidecar import metrics_families  # prometheus_client, where one scrapes only
 
         models = sorted(self._models.copy().items())
-        return metrics_families.families(models, self.error_rate(), self.gauges)
+        return metrics_families.families(models, self.totals, self.error_rate(), self.gauges)

@@ -11,7 +11,7 @@ from prometheus_client.core import (
     HistogramMetricFamily,
 )
 
-from rrpa_sidecar.metrics import SERVER_SIDE, Gauges, Histogram, ModelMetrics
+from rrpa_sidecar.metrics import SERVER_SIDE, Gauges, Histogram, ModelMetrics, Totals
 from rrpa_sidecar.status import Code
 
 Models = Sequence[tuple[str, ModelMetrics]]
@@ -25,6 +25,17 @@ COUNTERS: dict[str, tuple[str, Callable[[ModelMetrics], int]]] = {
     "rrpa_replaced_characters_total": (
         "U+FFFD put in place of bytes that are no UTF-8.",
         lambda m: m.replaced_characters,
+    ),
+}
+
+TOTALS: dict[str, tuple[str, Callable[[Totals], int]]] = {
+    "rrpa_streams_resumed_total": (
+        "Calls of ResumeStream that found their stream.",
+        lambda t: t.streams_resumed,
+    ),
+    "rrpa_streams_adopted_total": (
+        "Streams of an engine's earlier attachment, to this sidecar or another, that go on here.",
+        lambda t: t.streams_adopted,
     ),
 }
 
@@ -67,7 +78,9 @@ GAUGES: dict[str, tuple[str, Callable[[Gauges], float]]] = {
 }
 
 
-def families(models: Models, error_rate: float, gauges: Gauges | None) -> Iterator[Metric]:
+def families(
+    models: Models, totals: Totals, error_rate: float, gauges: Gauges | None
+) -> Iterator[Metric]:
     """Yield all families; a gauge that cannot be read is left out, never made up."""
     yield _by_code(models)
     for name, (text, count) in COUNTERS.items():
@@ -75,6 +88,9 @@ def families(models: Models, error_rate: float, gauges: Gauges | None) -> Iterat
         for model, each in models:
             counter.add_metric([model], count(each))
         yield counter
+    for name, (text, total) in TOTALS.items():
+        yield CounterMetricFamily(name, text, value=total(totals))
+    yield _reclaimed(totals)
     for name, (text, histogram) in HISTOGRAMS.items():
         yield _histogram(name, text, histogram, models)
     yield GaugeMetricFamily(
@@ -97,6 +113,17 @@ def _by_code(models: Models) -> Metric:
     for model, each in models:
         for code in Code:
             family.add_metric([model, code.name], each.codes[code])
+    return family
+
+
+def _reclaimed(totals: Totals) -> Metric:
+    family = CounterMetricFamily(
+        "rrpa_shm_reclaimed_total",
+        "Files in shared memory that no process owned any more and that were removed, by kind.",
+        labels=["kind"],
+    )
+    for kind, count in totals.reclaimed.items():
+        family.add_metric([kind], count)
     return family
 
 

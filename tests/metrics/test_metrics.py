@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from rrpa_sidecar.metrics import BUCKETS_S, ERROR_WINDOW_S, MODEL_LIMIT, SERVER_SIDE, Metrics
+from rrpa_sidecar.metrics import (
+    BUCKETS_S,
+    ERROR_WINDOW_S,
+    MODEL_LIMIT,
+    SEGMENT_KINDS,
+    SERVER_SIDE,
+    Metrics,
+)
+from rrpa_sidecar.shm import layout
 from rrpa_sidecar.status import Code
 
 FIXED_NAMES = {
@@ -22,6 +30,9 @@ FIXED_NAMES = {
     "rrpa_engines_attached",
     "rrpa_shm_budget_bytes",
     "rrpa_shm_free_bytes",
+    "rrpa_streams_resumed_total",
+    "rrpa_streams_adopted_total",
+    *(f'rrpa_shm_reclaimed_total{{kind="{kind}"}}' for kind in ("log", "table", "temporary")),
 }
 
 
@@ -87,6 +98,24 @@ def test_every_fixed_label_set_is_there_at_0_before_any_traffic(metrics: Metrics
         for name in ("first_token_latency", "engine_first_token", "inter_token", "queue_wait"):
             assert found[f'rrpa_{name}_seconds_count{{model="{model}"}}'] == 0
     assert set(found) >= FIXED_NAMES
+    assert all(found[name] == 0 for name in FIXED_NAMES if "_total" in name)
+
+
+def test_what_outlived_a_process_is_counted_for_the_whole_sidecar(metrics: Metrics) -> None:
+    metrics.totals.streams_resumed += 3
+    metrics.totals.streams_adopted += 2
+    metrics.totals.reclaimed["table"] += 1
+    found = scrape(metrics)
+    assert found["rrpa_streams_resumed_total"] == 3
+    assert found["rrpa_streams_adopted_total"] == 2
+    assert found['rrpa_shm_reclaimed_total{kind="table"}'] == 1
+    assert found['rrpa_shm_reclaimed_total{kind="log"}'] == 0
+
+
+def test_kinds_of_files_are_those_that_their_names_tell() -> None:
+    zeros = "0" * 32
+    names = (layout.log_name(zeros), layout.table_name(zeros), layout.temporary_name(zeros, 1))
+    assert tuple(map(layout.kind_of, names)) == SEGMENT_KINDS
 
 
 def test_a_gauge_at_0_is_exported_as_0_and_one_below_0_never(metrics: Metrics) -> None:
