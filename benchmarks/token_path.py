@@ -39,6 +39,7 @@ from rrpa_sidecar.shm.reader import LogReader
 from rrpa_sidecar.shm.table import Moves, TableReader, TableWriter
 from rrpa_sidecar.shm.writer import LogWriter
 from rrpa_sidecar.stream.events import Data
+from rrpa_sidecar.stream.progress import Progress
 from rrpa_sidecar.stream.stream import StreamReader
 from rrpa_sidecar.stream.text import whole_characters
 
@@ -75,7 +76,7 @@ class Parts:
             self.writers.append(writer)
             for readers in (self.readers, self.long_readers):
                 log = LogReader.open(directory, name, stream_bytes=STREAM_BYTES)
-                reader = StreamReader(log)
+                reader = StreamReader(Progress(log))
                 reader.poll()
                 readers.append(reader)
                 self.logs.append(log)

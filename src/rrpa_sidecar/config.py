@@ -108,6 +108,13 @@ class Config:
         kind=kinds.SIZE,
         group=SHM,
     )
+    shm_timeout_s: float = setting(
+        30.0,
+        "How long the file of a resumable stream stays after its end and after its last reader "
+        "left, and how long one that nobody owns stays after it was found. At least 1.",
+        kind=kinds.ONE_SECOND_OR_MORE,
+        group=SHM,
+    )
     queue_limit: int = setting(
         256,
         "Requests that may wait for an engine; one more is refused with RESOURCE_EXHAUSTED. "
@@ -143,6 +150,19 @@ class Config:
         kind=kinds.SECONDS,
         group=LIMITS,
     )
+    resume_window_s: float = setting(
+        10.0,
+        "How long a resumable stream goes on without a reader before its engine is told to stop. "
+        "Also how long after a start or an engine's announcement a stream waits for its reader.",
+        kind=kinds.SECONDS,
+        group=LIMITS,
+    )
+    stall_timeout_s: float = setting(
+        10.0,
+        "After how long without progress a stream whose engine lives is reported as stalled.",
+        kind=kinds.POSITIVE_SECONDS,
+        group=LIMITS,
+    )
     sweep_interval_s: float = setting(
         0.05,
         "How often live streams are looked at even if no engine rang; up to four times more "
@@ -162,6 +182,13 @@ class Config:
         "After that: how long open streams may go on before they end with UNAVAILABLE. Keep "
         "delay and timeout together below the pod's terminationGracePeriodSeconds, or SIGKILL "
         "ends them first.",
+        kind=kinds.SECONDS,
+        group=LIMITS,
+    )
+    take_over_timeout_s: float = setting(
+        0.0,
+        "At the start: how long to wait for addresses that another process has. 0: an address in "
+        "use is an error at once.",
         kind=kinds.SECONDS,
         group=LIMITS,
     )

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 UNIX_PATH_LIMIT_BYTES = 107
@@ -107,10 +108,10 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _positive_seconds(text: str) -> float:
+def _seconds_from(least_s: float, text: str) -> float:
     value = _seconds(text)
-    if value < 0.001:
-        raise ValueError(f"found {text!r}; expected seconds from 0.001 to 86400")
+    if value < least_s:
+        raise ValueError(f"found {text!r}; expected seconds from {least_s:g} to 86400")
     return value
 
 
@@ -146,6 +147,7 @@ DIRECTORY = Kind("DIR", _directory)
 OPTIONAL_FILE = Kind("FILE", _optional_file)
 SIZE = Kind("SIZE", _size, show_size)
 SECONDS = Kind("SECONDS", _seconds, lambda value: f"{value:g}")
-POSITIVE_SECONDS = Kind("SECONDS", _positive_seconds, lambda value: f"{value:g}")
+POSITIVE_SECONDS = Kind("SECONDS", partial(_seconds_from, 0.001), lambda value: f"{value:g}")
+ONE_SECOND_OR_MORE = Kind("SECONDS", partial(_seconds_from, 1), lambda value: f"{value:g}")
 COUNT = Kind("COUNT", _count)
 POSITIVE = Kind("COUNT", lambda text: _count(text, least=1))

@@ -23,6 +23,10 @@ class StreamNotFound(RRPAError):
     """No stream has this id, or it is gone."""
 
 
+class OffsetOutOfRange(RRPAError):
+    """The stream has fewer bytes than the offset at which it was to be resumed."""
+
+
 class CapacityExhausted(RRPAError):
     """A limit was reached; the text names it and its size."""
 

@@ -36,6 +36,7 @@ CODES: dict[type[errors.RRPAError], Code] = {
     errors.InvalidRequest: Code.INVALID_ARGUMENT,
     errors.ModelNotFound: Code.NOT_FOUND,
     errors.StreamNotFound: Code.NOT_FOUND,
+    errors.OffsetOutOfRange: Code.OUT_OF_RANGE,
     errors.CapacityExhausted: Code.RESOURCE_EXHAUSTED,
     errors.NoEngine: Code.UNAVAILABLE,
     errors.Draining: Code.UNAVAILABLE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from rrpa_sidecar.control.broker import Broker, Labels, LiveStream
+from rrpa_sidecar.control.broker import Broker, Labels, LiveStream, Reading
 from rrpa_sidecar.control.engines import Engine
 from rrpa_sidecar.pb.engine_pb2 import Hello
 from rrpa_sidecar.pb.rrpa_pb2 import CreateStreamRequest
@@ -58,6 +58,8 @@ class FakeEngine:
     submitted: list[Submitted] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
+    adopted: dict[str, int | None] = field(default_factory=dict)
+    drains: int = 0
     closed: list[Exception] = field(default_factory=list)
     writers: dict[str, LogWriter] = field(default_factory=dict)
 
@@ -96,6 +98,12 @@ class FakeEngine:
     def cancel(self, stream_id: str) -> None:
         self.cancelled.append(stream_id)
 
+    def adopt(self, stream_id: str, slot: int | None) -> None:
+        self.adopted[stream_id] = slot
+
+    def draining(self) -> None:
+        self.drains += 1
+
     def release(self, stream_id: str) -> None:
         self.released.append(stream_id)
 
@@ -117,12 +125,12 @@ class FakeEngine:
         self.writers[stream_id] = writer
         return writer
 
-    def write(self, stream: LiveStream, token: bytes) -> None:
+    def write(self, stream: Reading, token: bytes) -> None:
         """Commit a token and ring, which is what `scan` stands for."""
         (self.writers.get(stream.stream_id) or self.begin(stream.stream_id)).write(token)
         self.broker.scan()
 
-    def finish(self, stream: LiveStream, end: End = End(reason=STOP)) -> None:  # noqa: B008
+    def finish(self, stream: Reading, end: End = End(reason=STOP)) -> None:  # noqa: B008
         (self.writers.get(stream.stream_id) or self.begin(stream.stream_id)).finish(end)
         self.broker.scan()
 
@@ -173,11 +181,12 @@ class Cast:
         priority: int = 0,
         timeout_s: float | None = None,
         request_id: str = "mine",
+        resumable: bool = False,
         **fields: object,
-    ) -> LiveStream:
+    ) -> Reading:
         """Open a stream as a front end does."""
         request = CreateStreamRequest(model=model, **fields).SerializeToString()
-        labels = Labels(request_id=request_id, stream_id="s", priority=priority)
+        labels = Labels(request_id, "s", priority, resumable=resumable)
         return self._broker.open(request, labels, timeout_s)
 
     def close(self) -> None:
@@ -185,7 +194,7 @@ class Cast:
             engine.tidy()
 
 
-def read_all(stream: LiveStream, limit_bytes: int = 65536) -> tuple[bytes, Event | None]:
+def read_all(stream: Reading, limit_bytes: int = 65536) -> tuple[bytes, Event | None]:
     """Poll until there is nothing new; return the bytes and the last event, if it came."""
     got = b""
     while (event := stream.poll(limit_bytes)) is not None:

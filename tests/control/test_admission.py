@@ -15,14 +15,26 @@ def anything(_: str) -> bool:
 def test_budget_holds_as_many_streams_as_fit_and_not_one_more():
     budget = Budget(shm_bytes=2047, stream_bytes=1024)
     assert budget.limit == 1
-    budget.take()
+    assert budget.take() == 1024
     assert not budget.has_room
     with pytest.raises(StreamMisuse):
         budget.take()
-    budget.give_back()
+    budget.give_back(1024)
     assert budget.has_room
     with pytest.raises(StreamMisuse):
-        budget.give_back()
+        budget.give_back(1)
+
+
+def test_what_is_there_already_is_charged_whether_or_not_it_fits():
+    budget = Budget(shm_bytes=2049, stream_bytes=1024)
+    budget.charge(1)
+    assert budget.has_room
+    budget.take()
+    assert not budget.has_room, "1025 of 2048 are taken, and a stream needs 1024"
+    budget.charge(5000)
+    assert budget.taken_bytes == 6025
+    budget.give_back(5001)
+    assert budget.has_room
 
 
 @pytest.mark.parametrize(("total", "limit"), [(1023, 0), (1024, 1), (4095, 3), (9999, 4)])
@@ -39,7 +51,7 @@ def test_file_system_that_shrinks_leaves_no_room_until_streams_end():
     budget.take()
     budget.measure(2048)
     assert not budget.has_room
-    budget.give_back()
+    budget.give_back(1024)
     assert budget.has_room
 
 

@@ -107,7 +107,7 @@ def test_what_was_committed_without_a_word_is_found_by_the_sweeps(broker, cast, 
 def test_a_scan_in_which_two_engines_have_moved_is_one_step(broker, cast):
     followed = Followed(cast)
     other = cast.engine()
-    followed.engine.table.set(followed.stream.slot, 4, True)
+    followed.engine.table.set(followed.stream.stream.slot, 4, True)
     other.table.set(0, 0, True)
     broker.scan()
     assert (followed.begun, followed.ended) == (1, 1)
@@ -150,7 +150,7 @@ def test_replacements_of_the_short_way_are_counted_at_the_end(cast, metrics):
 
 def test_after_it_left_a_stream_has_no_place_and_its_word_promises_nothing(cast):
     followed = Followed(cast)
-    word = followed.engine.engine.table.word(followed.stream.slot)
+    word = followed.engine.engine.table.word(followed.stream.stream.slot)
     followed.stream.leave()
     assert followed.engine.engine.places == [None]
     followed.engine.write(followed.stream, b"two")
@@ -169,14 +169,18 @@ def test_the_next_stream_of_a_slot_does_not_have_the_place_of_the_one_before(cas
     following = cast.open()
     following.waker = lambda: woken.append(1)
     followed.engine.write(following, b"next")
-    assert (following.slot, followed.taken, len(woken)) == (followed.stream.slot, b"", 1)
+    assert (following.stream.slot, followed.taken, len(woken)) == (
+        followed.stream.stream.slot,
+        b"",
+        1,
+    )
     assert following.poll() == Data(0, b"next")
 
 
 def test_a_stream_follows_by_the_word_that_its_front_end_has_met_or_else_its_own(cast):
     followed = Followed(cast)
-    stream, word = followed.stream, followed.stream.word
-    stream.word = 0  # as if no scan had woken it
+    stream, word = followed.stream, followed.stream.stream.word
+    stream.stream.word = 0  # as if no scan had woken it
     assert stream.follow(followed) is None
     assert stream.follow(followed, word) is followed.reader
 
@@ -186,8 +190,8 @@ def test_only_the_stream_of_a_slot_can_have_its_place(cast):
     engine = followed.engine.engine
     other = cast.engine().engine
     stranger = cast.open()
-    assert (stranger.engine, stranger.slot) == (other, followed.stream.slot)
-    assert not engine.put(stranger, stranger)
+    assert (stranger.stream.engine, stranger.stream.slot) == (other, followed.stream.stream.slot)
+    assert not engine.put(stranger.stream, stranger)
     assert engine.places == [followed]
 
 
@@ -195,7 +199,7 @@ def test_a_word_ahead_of_its_log_costs_its_own_stream_alone(broker, cast):
     followed = Followed(cast)
     other = cast.engine()
     bystander = cast.open()
-    followed.engine.table.set(followed.stream.slot, 4096, False)
+    followed.engine.table.set(followed.stream.stream.slot, 4096, False)
     broker.scan()
     assert followed.taken == bytes(4092), "a hole, which nobody has committed"
     followed.engine.finish(followed.stream)
@@ -323,7 +327,7 @@ def test_slow_client_gets_larger_frames_and_holds_no_slot_of_the_engine(broker, 
         engine.write(slow, b"0123456789")
     engine.finish(slow)
     broker.sweep()
-    assert slow.state is State.ENDED
+    assert slow.stream.state is State.ENDED
     next_one = cast.open()
     assert engine.submitted[-1].stream_id == next_one.stream_id
     assert slow.poll(limit_bytes=4000) == Data(0, b"0123456789" * 400)
@@ -526,10 +530,10 @@ def test_drain_refuses_new_streams_and_lets_open_and_waiting_ones_finish(broker,
 def test_waiting_stream_is_submitted_as_soon_as_a_slot_is_free(cast):
     engine = cast.engine(capacity=1)
     first, second = cast.open(), cast.open()
-    assert second.state is State.QUEUED
+    assert second.stream.state is State.QUEUED
     assert second.poll() is None
     engine.finish(first)
-    assert second.state is State.SUBMITTED
+    assert second.stream.state is State.SUBMITTED
     assert engine.submitted[-1].stream_id == second.stream_id
 
 
@@ -618,10 +622,10 @@ def test_budget_that_frees_lets_the_next_one_in(broker, cast):
     engine = cast.engine(capacity=100)
     streams = [cast.open() for _ in range(9)]
     engine.finish(streams[0])
-    assert streams[8].state is State.QUEUED  # the file is still there
+    assert streams[8].stream.state is State.QUEUED  # the file is still there
     read_all(streams[0])
     streams[0].leave()
-    assert streams[8].state is State.SUBMITTED
+    assert streams[8].stream.state is State.SUBMITTED
     assert broker.shm_used_bytes() == 8 * STREAM_BYTES
 
 
@@ -644,10 +648,10 @@ def test_leaving_before_the_first_token_cancels_once_and_frees_all(broker, cast,
     assert engine.cancelled == [stream.stream_id]
     assert stream.poll() is None
     waiting = cast.open()
-    assert waiting.state is State.QUEUED  # the slot is taken until the engine has stopped
+    assert waiting.stream.state is State.QUEUED  # the slot is taken until the engine has stopped
     engine.obey_cancels()
     assert stream.poll() is None  # the engine's answer to the cancel is nobody's news
-    assert waiting.state is State.SUBMITTED
+    assert waiting.stream.state is State.SUBMITTED
     engine.finish(waiting)
     waiting.leave()
     assert streams_in(shm) == []
@@ -708,7 +712,7 @@ def test_file_of_a_writer_that_lingers_goes_when_the_lease_does(broker, cast, sh
     stream.leave()
     writer.close = lambda: None  # the final state shows a moment before the lease drops
     engine.obey_cancels()
-    assert stream.state is State.GONE
+    assert stream.stream.state is State.GONE
     assert len(streams_in(shm)) == 1
     assert broker.busy
     del writer.close

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rrpa_sidecar.config import Config
-from rrpa_sidecar.control.broker import Broker, LiveStream
+from rrpa_sidecar.control.broker import Broker, LiveStream, Reading
 from rrpa_sidecar.control.lifecycle import HOLDS_SLOT, State
 from rrpa_sidecar.errors import CapacityExhausted, ModelNotFound, NoEngine
 from rrpa_sidecar.metrics import Metrics
@@ -38,7 +38,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.broker = Broker(config, self.shm, "/b", Metrics(self.clock), self.clock)
         self.cast = Cast(self.broker, self.shm, self.clock)
         self.engines: list[FakeEngine] = []
-        self.clients: list[LiveStream] = []
+        self.clients: list[Reading] = []
         self.all: list[LiveStream] = []
         self.got: dict[str, bytes] = {}
         self.ended: dict[str, object] = {}
@@ -55,7 +55,7 @@ class BrokerMachine(RuleBasedStateMachine):
         except (CapacityExhausted, NoEngine, ModelNotFound):
             return
         self.clients.append(stream)
-        self.all.append(stream)
+        self.all.append(stream.stream)
         self.got[stream.stream_id] = b""
 
     @precondition(lambda self: self.clients)
@@ -63,7 +63,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def poll(self, pick: int, limit: int) -> None:
         self.poll_one(self.clients[pick % len(self.clients)], limit)
 
-    def poll_one(self, stream: LiveStream, limit: int) -> None:
+    def poll_one(self, stream: Reading, limit: int) -> None:
         event = stream.poll(limit)
         name = stream.stream_id
         if isinstance(event, Data):
@@ -87,7 +87,7 @@ class BrokerMachine(RuleBasedStateMachine):
         if stream.stream_id in self.complete:
             assert self.cancels(stream) == before
 
-    def cancels(self, stream: LiveStream) -> int:
+    def cancels(self, stream: Reading) -> int:
         return sum(engine.cancelled.count(stream.stream_id) for engine in self.engines)
 
     # Engines

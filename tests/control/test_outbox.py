@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from rrpa_sidecar.control.live import Labels, LiveStream, Timing
+from rrpa_sidecar.clock import SystemClock
+from rrpa_sidecar.control.live import Labels, LiveStream
 from rrpa_sidecar.control.outbox import MESSAGE_BYTES, ROOM, ROOM_PER_SLOT, Outbox
 from rrpa_sidecar.errors import CapacityExhausted, CorruptLog
 
@@ -46,7 +47,7 @@ async def test_message_is_closed_by_the_command_that_makes_it_long(size, togethe
     outbox = Outbox(4)
     for number in range(7):
         labels = Labels(str(number), "s")
-        stream = LiveStream(None, "i", "m", labels, b"x" * size, Timing(0), None)
+        stream = LiveStream(SystemClock(), "i", "m", labels, request=b"x" * size)
         stream.slot = 0
         outbox.submit(stream, None)
     said = []

@@ -21,6 +21,8 @@ class FakeBroker:
     def __init__(self) -> None:
         self.busy = False
         self.hurried = False
+        self.seeking = False
+        self.rest_s: float | None = None
         self.moves = False
         self.on_busy = None
         self.scans = 0

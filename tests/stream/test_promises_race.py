@@ -15,6 +15,7 @@ from rrpa_sidecar.shm.end import End
 from rrpa_sidecar.shm.layout import TAIL_RECORD_BYTES
 from rrpa_sidecar.shm.table import Moves, TableReader, TableWriter
 from rrpa_sidecar.stream.events import Data, Finished
+from rrpa_sidecar.stream.progress import Progress
 from rrpa_sidecar.stream.stream import StreamReader
 from tests.shm.support import exit_of, fork, reader, writer
 
@@ -73,7 +74,7 @@ def test_whatever_way_a_token_takes_every_stream_is_one_decode_of_what_was_writt
     wait_until_all_are_there(memory)
     table = TableReader.open(memory, TABLE, slots=STREAMS, nonce=NONCE)
     logs = [reader(memory, name(slot), STREAM_BYTES) for slot in range(STREAMS)]
-    readers = [StreamReader(log) for log in logs]
+    readers = [StreamReader(Progress(log)) for log in logs]
     got = [b""] * STREAMS
     by_tail = by_log = 0
     over: set[int] = set()

@@ -13,7 +13,8 @@ from rrpa_sidecar.shm import layout
 from rrpa_sidecar.shm.end import End
 from rrpa_sidecar.stream import stream
 from rrpa_sidecar.stream.events import Data, Failed, Finished
-from rrpa_sidecar.stream.stream import OneFailure, Silence, StreamReader
+from rrpa_sidecar.stream.progress import Progress
+from rrpa_sidecar.stream.stream import OneEvent, Silence, StreamReader
 from rrpa_sidecar.stream.text import whole_characters
 from tests.stream.fakes import FakeLog
 
@@ -25,7 +26,7 @@ def log() -> FakeLog:
 
 @pytest.fixture
 def reader(log) -> StreamReader:
-    return StreamReader(log)
+    return StreamReader(Progress(log))
 
 
 def finished(offset: int, reason: int = 1) -> Finished:
@@ -102,7 +103,7 @@ def test_reason_error_without_a_code_is_never_a_finish(log, reader):
 
 def test_lost_stream_delivers_what_was_committed_then_fails_with_the_offset(log, reader):
     log.raw = b"abc\xc3"
-    reader.lose("engine e was lost")
+    reader._progress.lose("engine e was lost")
     log.raw += b"\xa4 written after we gave up"
     assert reader.poll() == Data(0, "abc\ufffd".encode())
     event = reader.poll()
@@ -115,7 +116,7 @@ def test_lost_stream_delivers_what_was_committed_then_fails_with_the_offset(log,
 
 def test_end_written_just_before_the_loss_wins(log, reader):
     log.end = End(reason=1)
-    reader.lose("engine e was lost")
+    reader._progress.lose("engine e was lost")
     assert reader.poll() == finished(0)
 
 
@@ -128,7 +129,7 @@ def test_corrupt_log_fails_once_with_what_was_delivered(log, reader, where):
     event = reader.poll()
     assert isinstance(event, Failed)
     assert (event.offset, str(event.error)) == (4, "cursor went back")
-    assert reader.broken is event.error
+    assert reader._progress.broken is event.error
     assert reader.poll() is None
 
 
@@ -136,7 +137,7 @@ def test_limit_cuts_between_characters_and_loses_nothing(log, reader):
     log.raw = ("é" * 10).encode()
     log.end = End(reason=1)
     assert reader.poll(limit_bytes=5) == Data(0, "éé".encode())
-    assert reader.final
+    assert reader._progress.final
     assert reader.poll(limit_bytes=6) == Data(4, "ééé".encode())
     assert reader.poll() == Data(10, ("é" * 5).encode())
     assert reader.poll() == finished(20)
@@ -157,15 +158,15 @@ def test_header_is_not_looked_at_again_after_the_end(log, reader):
 
 def test_refresh_finds_the_end_without_delivering(log, reader):
     log.raw, log.end = b"abc", End(reason=1)
-    reader.refresh()
-    assert reader.final
+    reader._progress.refresh()
+    assert reader._progress.final
     assert reader.offset == 0
     assert reader.poll() == Data(0, b"abc")
 
 
 def trusted(log: FakeLog, text: bytes = b"one") -> StreamReader:
     """A reader that has polled `text` and trusts the table since."""
-    reader = StreamReader(log)
+    reader = StreamReader(Progress(log))
     log.raw = text
     assert reader.poll() is not None
     assert reader.trust(log.word())
@@ -319,12 +320,12 @@ def test_after_the_end_was_seen_nothing_is_promised(log, how):
     log.raw += b"two"
     if how == "end":
         log.end = End(reason=1)
-        reader.refresh()
+        reader._progress.refresh()
     elif how == "lose":
-        reader.lose("engine e was lost")
+        reader._progress.lose("engine e was lost")
     else:
         log.corrupt_progress = "broken"
-        reader.refresh()
+        reader._progress.refresh()
     assert reader.promised(log.word(), 100) == b""
     assert not reader.trust(log.word())
 
@@ -336,7 +337,7 @@ def test_after_the_end_was_seen_nothing_is_promised(log, how):
 )
 def test_any_tokens_polled_at_any_moment_equal_one_decode(tokens, limits, random):
     log = FakeLog()
-    reader = StreamReader(log)
+    reader = StreamReader(Progress(log))
     got = b""
     for number, token in enumerate(tokens):
         log.raw += token
@@ -364,6 +365,6 @@ def test_any_tokens_polled_at_any_moment_equal_one_decode(tokens, limits, random
 def test_stand_ins_for_a_log_say_nothing_or_one_failure():
     assert Silence().poll() is None
     failure = Failed(0, EngineLost("gone"))
-    source = OneFailure(failure)
+    source = OneEvent(failure)
     assert source.poll() is failure
     assert source.poll() is None

@@ -10,15 +10,16 @@ from rrpa_sidecar.errors import StreamMisuse
 
 
 class Budget:
-    """Counts how many logs may exist at once.
+    """Counts the bytes of the logs that exist or will.
 
-    A share is taken when a stream is submitted and given back when its file is gone.
+    A stream takes those of its whole file when it is submitted, and fewer once the file will not
+    grow any more; they are given back when the file is gone.
     """
 
     def __init__(self, shm_bytes: int, stream_bytes: int) -> None:
         self._shm_bytes = shm_bytes
         self._stream_bytes = stream_bytes
-        self.taken = 0
+        self.taken_bytes = 0
         self.limit = shm_bytes // stream_bytes
 
     def measure(self, total_bytes: int) -> None:
@@ -27,25 +28,28 @@ class Budget:
 
     @property
     def has_room(self) -> bool:
-        return self.taken < self.limit
-
-    @property
-    def taken_bytes(self) -> int:
-        return self.taken * self._stream_bytes
+        """Whether one more stream may begin."""
+        return self.taken_bytes + self._stream_bytes <= self.limit_bytes
 
     @property
     def limit_bytes(self) -> int:
         return self.limit * self._stream_bytes
 
-    def take(self) -> None:
+    def take(self) -> int:
+        """Take the bytes of a new stream; return how many."""
         if not self.has_room:
-            raise StreamMisuse(f"all {self.limit} shares of the budget are taken")
-        self.taken += 1
+            raise StreamMisuse(f"{self.taken_bytes} of {self.limit_bytes} bytes are taken")
+        self.taken_bytes += self._stream_bytes
+        return self._stream_bytes
 
-    def give_back(self) -> None:
-        if not self.taken:
-            raise StreamMisuse("a share of the budget was given back twice")
-        self.taken -= 1
+    def charge(self, size_bytes: int) -> None:
+        """Take what is there already, whether or not it fits."""
+        self.taken_bytes += size_bytes
+
+    def give_back(self, size_bytes: int) -> None:
+        if size_bytes > self.taken_bytes:
+            raise StreamMisuse(f"{size_bytes} bytes were given back twice")
+        self.taken_bytes -= size_bytes
 
 
 @dataclass(order=True, frozen=True, slots=True)

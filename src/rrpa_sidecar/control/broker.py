@@ -2,7 +2,9 @@
 
 Pure logic but for the shared-memory calls: no asyncio, no gRPC, no locks. Everything runs on
 the thread of one event loop. `gate.py` says who may come in, `dispatch.py` who runs and who
-waits, `watch.py` what the logs say, `pump.py` when to look; `attach_service.py` speaks to engines.
+waits, `watch.py` what the logs say, `readers.py` who reads and who is waited for, `finding.py`
+what an id of earlier times names, `kept.py` what stays when all is over, `pump.py` when to look;
+`attach_service.py` speaks to engines.
 
 The way of a token: an engine rings → `scan` reads each engine's table, one read and one more for
 every 128 streams → the front end's short way takes what moved, from the table alone or with one
@@ -16,15 +18,19 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple, Protocol
 
 from rrpa_sidecar.clock import Clock
 from rrpa_sidecar.control.admission import Queue
 from rrpa_sidecar.control.dispatch import Dispatch
-from rrpa_sidecar.control.engines import Engine, EngineLink, Engines, ModelInfo
+from rrpa_sidecar.control.engines import NO_SLOT, Engine, EngineLink, Engines, ModelInfo
+from rrpa_sidecar.control.finding import Finder
 from rrpa_sidecar.control.gate import Gate, Limits
 from rrpa_sidecar.control.hello import check_hello
+from rrpa_sidecar.control.kept import Kept, KeptStreams, real_bytes
 from rrpa_sidecar.control.leftovers import Leftovers
 from rrpa_sidecar.control.lifecycle import (
     GENERATES,
@@ -34,25 +40,41 @@ from rrpa_sidecar.control.lifecycle import (
     Step,
     next_state,
 )
-from rrpa_sidecar.control.live import (
-    SILENCE,
-    Labels,
-    LiveStream,
-    Timing,
-)
+from rrpa_sidecar.control.live import Labels, LiveStream, Timing
+from rrpa_sidecar.control.readers import Readers
+from rrpa_sidecar.control.reading import Reading
 from rrpa_sidecar.control.requests import model_of
 from rrpa_sidecar.control.short_way import Moves, NoShortWay, ShortWay
 from rrpa_sidecar.control.watch import Watch
-from rrpa_sidecar.errors import CorruptLog, DeadlinePassed, EngineStatus
+from rrpa_sidecar.errors import (
+    CorruptLog,
+    DeadlinePassed,
+    Draining,
+    EngineStatus,
+    RRPAError,
+)
 from rrpa_sidecar.metrics import Metrics
-from rrpa_sidecar.pb.engine_pb2 import Hello
+from rrpa_sidecar.pb.engine_pb2 import Hello, OpenStream
 from rrpa_sidecar.shm import layout
 from rrpa_sidecar.shm.directory import SegmentDirectory
 from rrpa_sidecar.shm.reclaim import Reclaim
+from rrpa_sidecar.status import Code
+from rrpa_sidecar.stream.events import Finished
+from rrpa_sidecar.stream.seek import beyond
+from rrpa_sidecar.stream.stream import REASON_CANCELLED
 
-__all__ = ["Broker", "Labels", "LiveStream", "ModelInfo", "Timing"]
+__all__ = ["Broker", "Labels", "LiveStream", "ModelInfo", "Reading", "Timing"]
 
 log = logging.getLogger(__name__)
+
+BEFORE_ITS_LOG = frozenset({State.QUEUED, State.SUBMITTED, State.STOPPING})
+"""States in which a stream without a log has no byte, for certain."""
+TAKES_ENGINE = frozenset({State.LOSING, State.AWAITED, State.FOUND})
+"""States in which an engine may announce a stream."""
+OVER = frozenset({State.ENDED, State.CORRUPT})
+"""States in which only readers are waited for."""
+CANCELLED = Finished(0, REASON_CANCELLED, None, 0, 0, 0)
+"""The end of a stream that was stopped before it had a log."""
 
 
 class Settings(Limits, Protocol):
@@ -60,6 +82,19 @@ class Settings(Limits, Protocol):
 
     @property
     def engine_lost_timeout_s(self) -> float: ...
+    @property
+    def resume_window_s(self) -> float: ...
+    @property
+    def shm_timeout_s(self) -> float: ...
+    @property
+    def max_open_calls(self) -> int: ...
+
+
+class Adoption(NamedTuple):
+    """An announced stream that goes on."""
+
+    slot: int | None
+    """Of the engine's table; None: all are taken, and sweeps find its progress."""
 
 
 class Broker:
@@ -79,7 +114,7 @@ class Broker:
         self.on_busy: Callable[[], None] | None = None
         """Called when sweeps are needed; calls while they run already are harmless."""
         self.short_way: ShortWay = NoShortWay()
-        """Meets the streams that have called `LiveStream.follow`; set before anything moves."""
+        """Meets the streams that have called `Reading.follow`; set before anything moves."""
         self._directory = directory
         self._metrics = metrics
         self._clock = clock
@@ -93,13 +128,30 @@ class Broker:
             self._queue, self._gate, self._engines, metrics, clock, self._advance
         )
         self._leftovers = Leftovers(directory, clock)
+        self._kept = KeptStreams(
+            self._leftovers, self._budget, clock, config.shm_timeout_s, self._dispatch.run
+        )
+        self._gate.evict = self._kept.evict
         self._streams: dict[str, LiveStream] = {}  # all that are not GONE
         lost_after_ns = int(config.engine_lost_timeout_s * 1e9)
-        self._watch = Watch(directory, config.stream_bytes, lost_after_ns, clock, self._advance)
+        self._watch = Watch(
+            directory, config.stream_bytes, lost_after_ns, clock, self._advance, self._show
+        )
+        self._readers = Readers(self._watch, clock, config.resume_window_s, self._advance)
+        self._finder = Finder(
+            directory,
+            self._streams,
+            self._kept,
+            self._watch,
+            clock,
+            config.resume_window_s,
+            config.max_open_calls,
+            self._advance,
+        )
 
     # --- For front ends -------------------------------------------------------------------
 
-    def open(self, request: bytes, labels: Labels, timeout_s: float | None) -> LiveStream:
+    def open(self, request: bytes, labels: Labels, timeout_s: float | None) -> Reading:
         """Admit a request and return its stream. Never waits: the stream may, in the queue.
 
         request: a serialized CreateStreamRequest; the engine gets these bytes.
@@ -109,45 +161,80 @@ class Broker:
           InvalidRequest, ModelNotFound, NoEngine, Draining, CapacityExhausted, DeadlinePassed
         """
         model = model_of(request)
-        now_ns = self._clock.now_ns()
         deadline_ns = None
         if timeout_s is not None and math.isfinite(timeout_s):
             if timeout_s <= 0:
                 raise DeadlinePassed("the deadline had passed when the request arrived")
-            deadline_ns = now_ns + int(timeout_s * 1e9)
+            deadline_ns = self._clock.now_ns() + int(timeout_s * 1e9)
         self._gate.check_request(model, len(request))
         # From the system's generator: whoever guesses a name could read another's answer.
-        stream_id = secrets.token_hex(16)
-        meter = self._metrics.model(model)
-        stream = LiveStream(self, stream_id, model, labels, request, Timing(now_ns), meter)
-        self._streams[stream_id] = stream
+        stream = LiveStream(self._clock, secrets.token_hex(16), model, labels, request=request)
+        self._streams[stream.stream_id] = stream
+        reading = Reading(self, stream, labels, stream.timing, self._metrics.model(model))
+        self._readers.join(reading)
         self._dispatch.wait(stream, deadline_ns)
         self._tell_busy()
         self._dispatch.run()
-        return stream
+        return reading
 
-    def now_ns(self) -> int:
-        """Return the clock that `LiveStream.timing` is in."""
-        return self._clock.now_ns()
+    def resume(self, stream_id: str, offset: int, labels: Labels) -> Reading:
+        """Let one more client read a stream, from a byte of the answer on. Never waits.
+
+        That the stream has fewer bytes may become known only later: then the reading fails.
+
+        Raises:
+          InvalidRequest, StreamNotFound, OffsetOutOfRange, Draining, CapacityExhausted, CorruptLog
+        """
+        if self._gate.draining:
+            raise Draining("the sidecar is draining; resume the stream shortly")
+        stream = self._finder.find(stream_id)
+        timing, meter = Timing(self._clock.now_ns()), self._metrics.model(stream.model)
+        reading = Reading(self, stream, labels, timing, meter, offset)
+        self._readers.join(reading)
+        self._finder.look_at_found(stream)
+        self._watch.look_for_end(stream)
+        if stream.last is not None:
+            stream.tell_last(reading)
+        elif stream.progress is not None:
+            if reading.waits:
+                self._readers.place(reading)
+        elif offset and not self._watch.starving and stream.state in BEFORE_ITS_LOG:
+            reading.beyond = beyond(offset, 0)
+        if reading.beyond is not None:
+            reading.leave()
+            raise reading.beyond
+        self._metrics.totals.streams_resumed += 1
+        self._tell_busy()
+        return reading
+
+    def cancel_stream(self, stream_id: str) -> None:
+        """Tell the engine of a stream to stop now, whoever reads. Of one that is over: nothing.
+
+        Raises:
+          InvalidRequest, StreamNotFound, CapacityExhausted, CorruptLog
+        """
+        if stream_id in self._kept:
+            return
+        stream = self._finder.find(stream_id)
+        self._finder.look_at_found(stream)
+        self._watch.look_for_end(stream)
+        if stream.state in GENERATES:
+            self._advance(stream, Step.STOP)
+        elif stream.state is State.QUEUED:
+            self._advance(stream, Step.REFUSE, CANCELLED)
+        elif stream.state in (State.LOSING, State.FOUND, State.AWAITED):
+            stream.stop_wanted = True
+            if not stream.readings:
+                self._readers.miss(stream)
+        self._tell_busy()
 
     def polled(self, stream: LiveStream) -> None:
         """Take note of what a front end's poll has found out."""
         self._watch.polled(stream)
 
-    def leave(self, stream: LiveStream) -> None:
-        """See `LiveStream.leave`."""
-        if stream.left:
-            return
-        stream.left = True
-        stream.waker = None
-        if stream.engine is not None:
-            stream.engine.put(stream, None)
-        if stream.reader is not None:
-            stream.reader.distrust()
-        stream.source = SILENCE
-        # An end that nobody has read yet needs no Cancel, and must not get one.
-        self._watch.look_for_end(stream)
-        self._advance(stream, Step.LEAVE)
+    def leave(self, reading: Reading) -> None:
+        """See `Reading.leave`."""
+        self._readers.leave(reading)
         self._tell_busy()
 
     def models(self) -> list[ModelInfo]:
@@ -198,13 +285,40 @@ class Broker:
         now_ns = self._clock.now_ns()
         self._dispatch.refuse_late(now_ns)
         self._watch.turn()
+        self._readers.sweep(now_ns)
+        self._finder.sweep(now_ns)
+        self._kept.sweep(now_ns)
         self._leftovers.sweep(now_ns)
         return moved
 
+    def seek(self) -> None:
+        """Bring a reader nearer to its place; wanted soon while `seeking`."""
+        self._readers.seek()
+
+    @property
+    def seeking(self) -> bool:
+        """Whether a resumed reader is still on the way to its place."""
+        return self._readers.seeking
+
     @property
     def busy(self) -> bool:
-        """Whether sweeps are needed: streams live, or files wait for their removal."""
+        """Whether sweeps are needed: streams live, or files should be gone already."""
         return bool(self._streams) or len(self._leftovers) > 0
+
+    @property
+    def rest_s(self) -> float | None:
+        """How long nothing has to be swept while nothing is `busy`; None: for ever."""
+        due_ns = self._kept.due_ns
+        return None if due_ns is None else max(due_ns - self._clock.now_ns(), 0) / 1e9
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether an engine or a file is still to do what it was told.
+
+        Streams that wait for their readers, and files that are kept for them, are for whoever
+        comes after this process.
+        """
+        return len(self._streams) > self._readers.missing or len(self._leftovers) > 0
 
     @property
     def hurried(self) -> bool:
@@ -213,8 +327,12 @@ class Broker:
 
     # --- For the engines' service ---------------------------------------------------------
 
-    def attach(self, hello: Hello, link: EngineLink) -> Engine:
+    def attach(
+        self, hello: Hello, link: EngineLink, announced: Iterable[OpenStream] = ()
+    ) -> Engine:
         """Take in an engine; streams may be submitted to `link` before this returns.
+
+        announced: streams that it works on already; they get their slots before any other.
 
         Raises:
           Draining, CapacityExhausted, InvalidRequest, AttachRefused
@@ -230,9 +348,57 @@ class Broker:
             "engine %s attached: models %s, capacity %d, build %a",
             *(offer.name, models, offer.capacity, offer.build),
         )
+        self.announce(engine, announced)
         self._tell_ready()
         self._dispatch.run()
         return engine
+
+    def announce(self, engine: Engine, announced: Iterable[OpenStream]) -> None:
+        """Answer for each stream that `engine` has of earlier attachments."""
+        for each in announced:
+            adoption = self.adopt(engine, each)
+            if adoption is None:
+                engine.link.cancel(each.stream_id)
+            else:
+                engine.link.adopt(each.stream_id, adoption.slot)
+        self._tell_busy()
+
+    def adopt(self, engine: Engine, announced: OpenStream) -> Adoption | None:
+        """Let `engine` go on with a stream of an earlier attachment; None: it shall stop.
+
+        Readers that have it open read on, and those that wait for it begin. Without any it is
+        given the time of a resume window to find one, whatever its first client had asked for.
+        """
+        stream = self._streams.get(announced.stream_id)
+        if stream is None:
+            if layout.log_name(announced.stream_id) in self._leftovers:
+                return None  # nobody wants it any more
+            stream = self._finder.announced(announced.stream_id)
+        elif stream.state not in TAKES_ENGINE:
+            return None
+        stream.adopted = True
+        stream.model = announced.model
+        stream.resumable = announced.resumable
+        stream.labels = replace(stream.labels, request_id=announced.request_id)
+        stream.engine, stream.word = engine, 0
+        stream.slot = engine.adopt(stream)
+        self._budget.give_back(stream.charged_bytes)
+        self._budget.charge(self.stream_bytes)
+        stream.charged_bytes = self.stream_bytes
+        self._advance(stream, Step.ADOPT)
+        if stream.progress is not None:
+            stream.progress.trust_nobody()
+            self._advance(stream, Step.LOG_SEEN)
+        self._watch.look(stream)
+        if stream.state not in GENERATES:  # over since, or corrupt
+            return None
+        if not stream.readings:
+            self._readers.miss(stream)
+        slot = None if stream.slot == NO_SLOT else stream.slot
+        if stream.stop_wanted:
+            self._advance(stream, Step.STOP)
+        self._metrics.totals.streams_adopted += 1
+        return Adoption(slot)
 
     def rejected(self, engine: Engine, stream_id: str, code: int, message: str) -> None:
         """End a stream that `engine` will not begin. Ids of streams it does not hold are ignored.
@@ -241,9 +407,11 @@ class Broker:
           StreamMisuse: its log was seen already, so it has begun.
         """
         stream = engine.stream(stream_id)
-        if stream is not None:
-            self._advance(stream, Step.REJECT)
-            stream.fail(EngineStatus(code, message))
+        if stream is None:
+            return
+        as_told = stream.state is State.STOPPING and code == Code.CANCELLED
+        last = CANCELLED if as_told else EngineStatus(code, message)
+        self._advance(stream, Step.REJECT, last)
 
     def detach(self, engine: Engine, why: str) -> None:
         """Let go of an engine whose Attach call ended. May be called again, without effect."""
@@ -255,12 +423,12 @@ class Broker:
         self._engines.remove(engine)
         for model in engine.offer.models:
             self._metrics.remove_model(model)
-        streams = list(engine.streams.values())
+        streams = engine.held()
         log.info("engine %s detached: %s; it had %d streams", engine.name, why, len(streams))
         for stream in streams:
             self._advance(stream, Step.ENGINE_GONE)
         engine.table.close()
-        self._leftovers.add(layout.table_name(engine.offer.table_id), lambda _: None)
+        self._leftovers.add(layout.table_name(engine.offer.table_id), partial(_died, engine))
         self._leftovers.add_unborn()
         for stream in streams:
             if stream.state is State.LOSING:
@@ -292,16 +460,24 @@ class Broker:
 
     # --- Steps ----------------------------------------------------------------------------
 
-    def _advance(self, stream: LiveStream, step: Step) -> None:
-        """Take one step of the life table, with all that belongs to it."""
+    def _advance(
+        self, stream: LiveStream, step: Step, last: RRPAError | Finished | None = None
+    ) -> None:
+        """Take one step of the life table, with all that belongs to it. See `live.Advance`."""
         old, new = stream.state, next_state(stream.state, step)
-        if new is old:
-            return
-        stream.state = new
-        self._watch.entered(stream, old, new)
+        if last is not None:
+            stream.last = last
+        if new is not old:
+            stream.state = new
+            self._watch.entered(stream, old, new)
+            self._entered(stream, old, new)
+        if last is not None:
+            stream.end(last)
+
+    def _entered(self, stream: LiveStream, old: State, new: State) -> None:
         if old is State.QUEUED:
             self._dispatch.remove(stream)
-        if new is State.SUBMITTED:
+        if new is State.SUBMITTED and old is not State.LOSING:
             self._active += 1
         engine = stream.engine
         if engine is not None and old in GENERATES and new in TOLD_TO_STOP:
@@ -310,26 +486,59 @@ class Broker:
         if engine is not None and freed:
             engine.free_slot(stream.slot, stream)
         if new is State.GONE:
-            self._bury(stream, engine)
+            self._bury(stream, old)
+        elif new in OVER and not stream.readings:  # nobody will leave it any more
+            self._advance(stream, Step.LEAVE)
         if freed:
             self._dispatch.run()
 
-    def _bury(self, stream: LiveStream, engine: Engine | None) -> None:
+    def _bury(self, stream: LiveStream, old: State) -> None:
         stream_id = stream.stream_id
         del self._streams[stream_id]
+        self._readers.forget(stream)
+        self._finder.forget(stream)
         if stream.log is not None:
             stream.log.close()
-        if engine is None:
-            return
-        self._active -= 1
+        if stream.engine is not None:
+            self._active -= 1
+        if stream.resumable or stream.adopted:
+            self._keep(stream, old)
+        elif stream.engine is not None:
+            on_removed = self._on_removed(stream)
+            self._kept.remove_file(stream_id, stream.charged_bytes, on_removed)
 
-        def on_done(outcome: Reclaim) -> None:
-            if outcome is Reclaim.DENIED and engine.attached:
+    def _keep(self, stream: LiveStream, old: State) -> None:
+        """Keep what readers may come back for."""
+        if old is State.FOUND and stream.kept is None:
+            return  # it is live and somebody else's
+        on_removed = self._on_removed(stream)
+        kept = Kept(stream.stream_id, stream.model, last=stream.last, on_removed=on_removed)
+        if stream.progress is not None:
+            kept.size_bytes = real_bytes(stream.progress.committed)
+            kept.lost_why = stream.progress.lost_why
+            kept.last = stream.last or stream.progress.broken
+        elif stream.kept is not None:
+            kept.size_bytes = stream.charged_bytes
+        elif stream.engine is not None:
+            self._kept.remove_file(stream.stream_id, stream.charged_bytes, on_removed)
+            stream.charged_bytes = 0
+        self._budget.give_back(stream.charged_bytes)
+        self._budget.charge(kept.size_bytes)
+        if kept.size_bytes or kept.last is not None:
+            self._kept.add(kept)
+        self._dispatch.run()
+
+    def _on_removed(self, stream: LiveStream) -> Callable[[Reclaim], None]:
+        engine, stream_id = stream.engine, stream.stream_id
+
+        def on_removed(outcome: Reclaim) -> None:
+            if outcome is Reclaim.DENIED and engine is not None and engine.attached:
                 engine.link.release(stream_id)
-            self._budget.give_back()
-            self._dispatch.run()
 
-        self._leftovers.add(layout.log_name(stream_id), on_done)
+        return on_removed
+
+    def _show(self, stream: LiveStream) -> None:
+        self._readers.show(stream)
 
     def _poll_table(self, engine: Engine) -> list[Moves]:
         try:
@@ -350,5 +559,10 @@ class Broker:
                 self.on_ready_change(self._ready)
 
     def _tell_busy(self) -> None:
-        if self.on_busy is not None and self.busy:
+        if self.on_busy is not None and (self.busy or self.rest_s is not None):
             self.on_busy()
+
+
+def _died(engine: Engine, outcome: Reclaim) -> None:
+    """Take note that nobody held a detached engine's table any more."""
+    engine.dead = True

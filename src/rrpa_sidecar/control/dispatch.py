@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from rrpa_sidecar.clock import Clock
 from rrpa_sidecar.control.admission import Queue, Ticket
 from rrpa_sidecar.control.engines import Engines
 from rrpa_sidecar.control.gate import Gate
 from rrpa_sidecar.control.lifecycle import Step
-from rrpa_sidecar.control.live import LiveStream
+from rrpa_sidecar.control.live import Advance, LiveStream
 from rrpa_sidecar.control.requests import shortened
 from rrpa_sidecar.errors import CapacityExhausted, DeadlinePassed, NoEngine, RRPAError
 from rrpa_sidecar.metrics import Metrics
@@ -29,7 +29,7 @@ class Dispatch:
         engines: Engines,
         metrics: Metrics,
         clock: Clock,
-        advance: Callable[[LiveStream, Step], None],
+        advance: Advance,
     ) -> None:
         self._queue = queue
         self._gate = gate
@@ -38,6 +38,7 @@ class Dispatch:
         self._clock = clock
         self._advance = advance
         self._waiting: dict[str, LiveStream] = {}
+        self._running = False
 
     def wait(self, stream: LiveStream, deadline_ns: int | None) -> None:
         """Put a new stream into the queue; `run` follows."""
@@ -57,10 +58,22 @@ class Dispatch:
         del self._waiting[stream.stream_id]
 
     def run(self) -> None:
-        """Submit what waits, as long as there are slots and budget."""
-        while self._gate.budget.has_room:
+        """Submit what waits, as long as there are slots and budget.
+
+        What frees some on the way calls this again: the loop that runs already will see it.
+        """
+        if self._running:
+            return
+        self._running = True
+        try:
+            self._run()
+        finally:
+            self._running = False
+
+    def _run(self) -> None:
+        while True:
             ticket = self._queue.first(self._engines.has_room)
-            if ticket is None:
+            if ticket is None or not self._gate.make_room():
                 return
             stream = self._waiting[ticket.stream_id]
             if ticket.deadline_ns is not None and ticket.deadline_ns <= self._clock.now_ns():
@@ -91,7 +104,7 @@ class Dispatch:
         engine = self._engines.least_loaded(stream.model)
         assert engine is not None  # `run` asked
         now_ns = self._clock.now_ns()
-        self._gate.budget.take()
+        stream.charged_bytes = self._gate.budget.take()
         stream.engine = engine
         stream.slot = engine.take_slot(stream)
         stream.timing.submitted_ns = now_ns
@@ -108,8 +121,7 @@ class Dispatch:
         self._refuse(stream, DeadlinePassed(sentence))
 
     def _refuse(self, stream: LiveStream, error: RRPAError) -> None:
-        self._advance(stream, Step.REFUSE)
-        stream.fail(error)
+        self._advance(stream, Step.REFUSE, error)
 
     def _still_waiting(self, tickets: list[Ticket]) -> Iterator[LiveStream]:
         """Yield the streams of `tickets`, but for those that a refused one's front end took out."""

@@ -67,6 +67,8 @@ class Engine:
         self.lost_ns = 0
         """When it was detached; means nothing while it is attached."""
         self.lost_why = ""
+        self.dead = False
+        """Nobody holds its table any more; seen only after it was detached."""
         self.places: list[object] = [None] * offer.capacity
         """slot → what the front end's short way knows its stream by; None: it is woken."""
         self._by_id: dict[str, LiveStream] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from rrpa_sidecar.control.admission import Budget, Queue
@@ -40,6 +41,8 @@ class Gate:
         self.draining = False
         self.budget = Budget(limits.shm_bytes, limits.stream_bytes)
         self.budget.measure(directory.space().total_bytes)
+        self.evict: Callable[[], bool] = lambda: False
+        """Removes one file that is kept for readers who may never come; False: there is none."""
 
     def check_request(self, model: str, size_bytes: int) -> None:
         """Raise Draining, NoEngine, ModelNotFound or CapacityExhausted unless it may come in."""
@@ -70,6 +73,8 @@ class Gate:
         space = self._directory.space()
         self.budget.measure(space.total_bytes)
         need = self._limits.stream_bytes
+        while space.free_bytes < need and self.evict():
+            space = self._directory.space()
         if space.free_bytes < need or not self.budget.limit:
             raise CapacityExhausted(
                 f"shared memory {self._directory.path[:40]} has {space.free_bytes} of"
@@ -77,9 +82,16 @@ class Gate:
                 " enlarge it or try later"
             )
 
+    def make_room(self) -> bool:
+        """See that the budget has room for a new stream; what is only kept gives way."""
+        while not self.budget.has_room:
+            if not self.evict():
+                return False
+        return True
+
     def _check_queue(self, model: str, size_bytes: int) -> None:
         has_slot = self._engines.has_room(model)
-        if has_slot and self.budget.has_room:
+        if has_slot and self.make_room():
             return
         held, room = self._queue.size_bytes, self._limits.queue_bytes
         if held + size_bytes > room:

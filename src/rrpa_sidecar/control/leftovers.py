@@ -39,6 +39,9 @@ class Leftovers:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def __contains__(self, name: str) -> bool:
+        return any(each.name == name for each in self._waiting)
+
     @property
     def hurried(self) -> bool:
         """Whether one of them should be gone soon."""

@@ -16,16 +16,22 @@ class State(Enum):
     """An engine has it; its log was not seen yet."""
     STREAMING = auto()
     """Its log grows."""
+    STOPPING = auto()
+    """The engine was told to stop; readers, if there are any, wait for the end that it writes."""
     CORRUPT = auto()
     """Its log broke a rule. The engine was told to stop; its slot waits for the writer to go."""
     LOSING = auto()
-    """Its engine is gone; the log's last bytes are waited for."""
+    """Its engine is gone; the log's last bytes, or the engine's return, are waited for."""
+    AWAITED = auto()
+    """Somebody reads it, but this process knows neither engine nor log: it may be announced yet."""
+    FOUND = auto()
+    """Its log was found, of a time before this process; its engine is not known (yet)."""
     ENDED = auto()
-    """All is known; the client has not taken all of it yet."""
+    """All is known; its readers have not taken all of it yet."""
     LEAVING = auto()
-    """The client left first. The engine was told to stop; its slot waits for that."""
+    """The clients left first. The engine was told to stop; its slot waits for that."""
     GONE = auto()
-    """Over for client and engine."""
+    """Over for clients and engine."""
 
 
 class Step(Enum):
@@ -33,8 +39,12 @@ class Step(Enum):
 
     SUBMIT = auto()
     REFUSE = auto()
-    """It leaves the queue without an engine: deadline, no room, nobody serves its model."""
+    """It will have no engine: deadline, no room, nobody serves its model, nobody announced it."""
+    ADOPT = auto()
+    """An engine says that it works on it since before this attachment."""
     LOG_SEEN = auto()
+    STOP = auto()
+    """The engine is told to stop; what it has written until then stays for readers."""
     FINAL = auto()
     """The log's final state was read."""
     BREAK = auto()
@@ -48,7 +58,7 @@ class Step(Enum):
     LOSE = auto()
     """A lost engine's log has no writer any more, or we waited long enough."""
     LEAVE = auto()
-    """The front end is done with the stream, whatever the reason. Once."""
+    """Nobody reads it any more, and nobody is waited for. Once."""
 
 
 TRANSITIONS: dict[State, dict[Step, State]] = {
@@ -59,14 +69,25 @@ TRANSITIONS: dict[State, dict[Step, State]] = {
     },
     State.SUBMITTED: {
         Step.LOG_SEEN: State.STREAMING,
+        Step.STOP: State.STOPPING,
         Step.REJECT: State.ENDED,
         Step.BREAK: State.CORRUPT,
         Step.ENGINE_GONE: State.LOSING,
         Step.LEAVE: State.LEAVING,
     },
     State.STREAMING: {
+        Step.STOP: State.STOPPING,
         Step.FINAL: State.ENDED,
         Step.BREAK: State.CORRUPT,
+        Step.WRITER_GONE: State.ENDED,
+        Step.ENGINE_GONE: State.LOSING,
+        Step.LEAVE: State.LEAVING,
+    },
+    State.STOPPING: {
+        Step.LOG_SEEN: State.STOPPING,
+        Step.FINAL: State.ENDED,
+        Step.BREAK: State.CORRUPT,
+        Step.REJECT: State.ENDED,
         Step.WRITER_GONE: State.ENDED,
         Step.ENGINE_GONE: State.LOSING,
         Step.LEAVE: State.LEAVING,
@@ -79,9 +100,22 @@ TRANSITIONS: dict[State, dict[Step, State]] = {
     },
     State.LOSING: {
         Step.LOG_SEEN: State.LOSING,
+        Step.ADOPT: State.SUBMITTED,
         Step.FINAL: State.ENDED,
         Step.BREAK: State.ENDED,
         Step.LOSE: State.ENDED,
+        Step.LEAVE: State.GONE,
+    },
+    State.AWAITED: {
+        Step.ADOPT: State.SUBMITTED,
+        Step.REFUSE: State.ENDED,
+        Step.LEAVE: State.GONE,
+    },
+    State.FOUND: {
+        Step.ADOPT: State.SUBMITTED,
+        Step.FINAL: State.ENDED,
+        Step.BREAK: State.ENDED,
+        Step.WRITER_GONE: State.ENDED,
         Step.LEAVE: State.GONE,
     },
     State.LEAVING: {
@@ -98,14 +132,19 @@ TRANSITIONS: dict[State, dict[Step, State]] = {
     State.GONE: {},
 }
 
-HOLDS_SLOT = frozenset({State.SUBMITTED, State.STREAMING, State.CORRUPT, State.LEAVING})
-"""States in which an engine's slot is taken."""
+HOLDS_SLOT = frozenset(
+    {State.SUBMITTED, State.STREAMING, State.STOPPING, State.CORRUPT, State.LEAVING}
+)
+"""States in which an attached engine has the stream."""
 
 GENERATES = frozenset({State.SUBMITTED, State.STREAMING})
 """States in which the engine works for a client."""
 
-TOLD_TO_STOP = frozenset({State.CORRUPT, State.LEAVING})
+TOLD_TO_STOP = frozenset({State.STOPPING, State.CORRUPT, State.LEAVING})
 """Entered from GENERATES, these cost exactly one Cancel."""
+
+MAY_GO_ON = GENERATES | {State.QUEUED, State.STOPPING, State.LOSING}
+"""States in which a resumable stream needs no reader for a while."""
 
 
 def next_state(state: State, step: Step) -> State:

@@ -1,23 +1,23 @@
-"""One stream as its front end sees it: poll, be woken, leave."""
+"""One stream as its engine's side sees it: who writes it, how far it is, who reads it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from rrpa_sidecar.control.lifecycle import State
+from rrpa_sidecar.control.lifecycle import State, Step
 from rrpa_sidecar.errors import RRPAError
-from rrpa_sidecar.stream.events import Data, Event, Failed
-from rrpa_sidecar.stream.stream import FRAME_LIMIT_BYTES, OneFailure, Silence, StreamReader
+from rrpa_sidecar.stream.events import Finished
 
 if TYPE_CHECKING:
+    from rrpa_sidecar.clock import Clock
     from rrpa_sidecar.control.admission import Ticket
     from rrpa_sidecar.control.engines import Engine
+    from rrpa_sidecar.control.kept import Kept
+    from rrpa_sidecar.control.reading import Reading
     from rrpa_sidecar.metrics import ModelMetrics
     from rrpa_sidecar.shm.reader import LogReader
-
-SILENCE = Silence()
+    from rrpa_sidecar.stream.progress import Progress
 
 
 @dataclass(slots=True)
@@ -28,6 +28,8 @@ class Labels:
     stream_id: str
     priority: int = 0
     traceparent: str = ""
+    resumable: bool = False
+    """Whether the stream is to outlive its client for a while."""
 
 
 @dataclass(slots=True)
@@ -41,154 +43,120 @@ class Timing:
     """Set by the front end."""
 
 
-class Keeper(Protocol):
-    """What a stream asks of its broker."""
-
-    def now_ns(self) -> int: ...
-
-    def polled(self, stream: LiveStream) -> None: ...
-
-    def leave(self, stream: LiveStream) -> None: ...
-
-
 class LiveStream:
-    """A stream between its client and its engine. Made by `Broker.open`, used in its thread.
+    """A stream between its engine and its readers. The broker's, in its thread.
 
-    waker: called in the loop thread when `poll()` may have something new. It may call `poll`
-    and `leave`, and must not raise.
+    timing: of the call that asked for it.
+    readings: those who read it now, in the order in which they came.
+    word: of the slot, as the last scan that woke this stream saw it.
+    log: open until the stream is GONE.
+    last: all that readers get of a stream that has no log.
+    settled: the step that a final or corrupt log asks for was taken.
+    stop_wanted: somebody has asked to stop it; an engine that takes it over must be told.
+    adopted: an engine has announced it, so nobody knows whether its client had left.
+    charged_bytes: of the budget.
+    kept: what was remembered of it while it was over and had no reader.
     """
 
     __slots__ = (
         "__weakref__",
-        "_counted_replaced",
-        "_keeper",
-        "_meter",
+        "_clock",
+        "adopted",
+        "charged_bytes",
         "corrupt",
         "engine",
+        "kept",
         "labels",
-        "left",
+        "last",
         "log",
         "model",
-        "reader",
+        "progress",
+        "readings",
         "request",
+        "resumable",
         "settled",
         "slot",
-        "source",
         "state",
+        "stop_wanted",
         "stream_id",
         "ticket",
         "timing",
-        "waker",
         "word",
     )
 
     def __init__(
         self,
-        keeper: Keeper,
+        clock: Clock,
         stream_id: str,
         model: str,
         labels: Labels,
-        request: bytes,
-        timing: Timing,
-        meter: ModelMetrics,
+        *,
+        request: bytes = b"",
+        state: State = State.QUEUED,
     ) -> None:
-        self._keeper = keeper
-        self._meter = meter
-        self._counted_replaced = 0
+        self._clock = clock
         self.stream_id = stream_id
         self.model = model
         self.labels = labels
-        self.timing = timing
-        self.waker: Callable[[], None] | None = None
-        # From here on: the broker's.
+        self.resumable = labels.resumable
+        self.timing = Timing(clock.now_ns())
         self.request = request
-        self.state = State.QUEUED
+        self.state = state
+        self.readings: list[Reading] = []
         self.ticket: Ticket | None = None
         self.engine: Engine | None = None
         self.slot = -1
         self.word = 0
-        """Of the slot, as the last scan that woke this stream saw it."""
         self.log: LogReader | None = None
-        self.reader: StreamReader | None = None
-        self.source: StreamReader | OneFailure | Silence = SILENCE
-        self.left = False
+        self.progress: Progress | None = None
+        self.last: RRPAError | Finished | None = None
         self.corrupt = False
         self.settled = False
-        """The step that a final or corrupt log asks for was taken."""
-
-    def poll(self, limit_bytes: int = FRAME_LIMIT_BYTES) -> Event | None:
-        """Return the next event, or None while there is nothing new. Never waits.
-
-        limit_bytes: most raw bytes of one event; see `StreamReader.poll`.
-        """
-        source = self.source
-        event = source.poll(limit_bytes)
-        if type(event) is Data and event.offset == 0:
-            self._count_first_token()
-        self._count_replaced()
-        self._keeper.polled(self)
-        return event
+        self.stop_wanted = False
+        self.adopted = False
+        self.charged_bytes = 0
+        self.kept: Kept | None = None
 
     @property
     def caught_up(self) -> bool:
-        """Whether `poll` would find nothing before the next wake: saves a read for each token."""
-        return self.source.caught_up
-
-    def follow(self, place: object, word: int = 0) -> StreamReader | None:
-        """Have the front end's short way meet `place` when this stream moves, from now on.
-
-        word: of its slot, as the front end met it last; 0: it was woken.
-
-        Returns what `StreamReader.promised` is asked of, or None where the table cannot be
-        trusted (yet): then the stream is woken as before. May be called again.
-        """
-        reader, engine = self.reader, self.engine
-        if self.left or reader is None or engine is None:
-            return None
-        if not reader.trust(word or self.word) or not engine.put(self, place):
-            return None
-        return reader
-
-    @property
-    def offset(self) -> int:
-        """Bytes of the answer taken so far."""
-        return self.source.offset
-
-    def leave(self) -> None:
-        """Say that the client is gone or has everything. May be called again, without effect.
-
-        The engine's work is cancelled if it still runs; file, slot and budget follow.
-        """
-        self._count_replaced()
-        self._keeper.leave(self)
-
-    def show(self, source: StreamReader | OneFailure) -> None:
-        """Let the client, if it is still there, read from `source` from now on."""
-        if not self.left:
-            self.source = source
-            self.wake()
-
-    def fail(self, error: RRPAError) -> None:
-        """Let the client see `error` and nothing else."""
-        self.show(OneFailure(Failed(0, error)))
+        """Whether none of its readers has anything to read."""
+        return all(reading.caught_up for reading in self.readings)
 
     def wake(self) -> None:
-        if self.waker is not None:
-            self.waker()
+        for reading in tuple(self.readings):
+            reading.wake()
 
-    def _count_replaced(self) -> None:
-        replaced = self.source.replaced
-        if replaced > self._counted_replaced:  # less: there is another source since `leave`
-            self._meter.replaced(replaced - self._counted_replaced)
-            self._counted_replaced = replaced
+    def end(self, last: RRPAError | Finished) -> None:
+        """Let readers see `last` and nothing else, now and later."""
+        self.last = last
+        for reading in tuple(self.readings):
+            self.tell_last(reading)
 
-    def _count_first_token(self) -> None:
+    def tell_last(self, reading: Reading) -> None:
+        """Let one reader see what `end` was told."""
+        assert self.last is not None
+        if isinstance(self.last, Finished):
+            reading.end(self.last)
+        else:
+            reading.fail(self.last)
+
+    def begun(self, meter: ModelMetrics) -> None:
+        """Measure how long the engine took to the first byte, when a reader gets it, once."""
+        timing = self.timing
         stamp = self.log.first_commit_ns() if self.log else None
-        submitted_ns = self.timing.submitted_ns
-        if stamp is None or submitted_ns is None:
+        if stamp is None or timing.submitted_ns is None or timing.first_commit_ns is not None:
             return
         # The stamp comes from another process, perhaps of another time namespace; a wrong one
         # must not become a negative time, nor one that spoils the sum of all.
-        now_ns = self._keeper.now_ns()
-        self.timing.first_commit_ns = min(max(stamp, submitted_ns), now_ns)
-        self._meter.engine_first_token((self.timing.first_commit_ns - submitted_ns) / 1e9)
+        timing.first_commit_ns = min(max(stamp, timing.submitted_ns), self._clock.now_ns())
+        meter.engine_first_token((timing.first_commit_ns - timing.submitted_ns) / 1e9)
+
+
+class Advance(Protocol):
+    """How a part of the broker takes a step of a stream's life."""
+
+    def __call__(
+        self, stream: LiveStream, step: Step, last: RRPAError | Finished | None = None
+    ) -> None:
+        """last: all that readers will get of the stream, where there is no log to read."""
+        ...

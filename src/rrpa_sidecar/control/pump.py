@@ -13,7 +13,7 @@ LONGEST_FACTOR = 4
 
 
 class Pump:
-    """Rings and sweeps. An idle sidecar does not wake up at all.
+    """Rings and sweeps. An idle sidecar does not wake up, but for files whose time is over.
 
     sweep_interval_s: time between sweeps while anything moves or is waited for; it doubles with
       each sweep in vain, up to four times that, which is how late a lost bell can make a token.
@@ -26,14 +26,14 @@ class Pump:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._factor = 1
         self._timer: asyncio.TimerHandle | None = None
+        self._soon: asyncio.Handle | None = None
 
     def start(self) -> None:
         """Listen to the bell, on the running loop."""
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._bell.fileno(), self._rang)
         self._broker.on_busy = self._arm
-        if self._broker.busy:
-            self._arm()
+        self._arm()
 
     def close(self) -> None:
         """Stop. The bell stays open: it belongs to whoever made it. Idempotent."""
@@ -44,6 +44,9 @@ class Pump:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
 
     def _rang(self) -> None:
         # Drained first: what an engine writes during the scan then rings for the next one.
@@ -55,14 +58,33 @@ class Pump:
         """See to it that a sweep comes, and that it comes soon if somebody waits for it."""
         if self._loop is None:
             return
-        if self._broker.hurried:
-            self._factor = 1
-        due = self._loop.time() + self._factor * self._interval_s
+        if self._broker.seeking and self._soon is None:
+            self._soon = self._loop.call_soon(self._seek)
+        due = self._next_sweep_s(self._loop)
+        if due is None:
+            return
         if self._timer is not None:
             if self._timer.when() <= due:
                 return
             self._timer.cancel()
         self._timer = self._loop.call_at(due, self._sweep)
+
+    def _next_sweep_s(self, loop: asyncio.AbstractEventLoop) -> float | None:
+        """Return when a sweep is needed, on the loop's clock; None: not by what is known now."""
+        if self._broker.busy:
+            if self._broker.hurried:
+                self._factor = 1
+            return loop.time() + self._factor * self._interval_s
+        rest_s = self._broker.rest_s
+        # Not before it is due: the loop's clock counts whole milliseconds.
+        return None if rest_s is None else loop.time() + rest_s + 0.001
+
+    def _seek(self) -> None:
+        self._soon = None
+        try:
+            self._broker.seek()
+        finally:
+            self._arm()
 
     def _sweep(self) -> None:
         self._timer = None
@@ -71,5 +93,4 @@ class Pump:
             if self._broker.sweep():
                 self._factor = 1
         finally:  # a fault in one sweep is logged by the loop, and must not be the last sweep
-            if self._broker.busy:
-                self._arm()
+            self._arm()

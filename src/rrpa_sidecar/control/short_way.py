@@ -24,7 +24,7 @@ class ShortWay(Protocol):
     def take(self, places: list[Any], moves: Moves) -> list[tuple[int, int]]:
         """Send what can be sent now of the streams that have a place and have not ended.
 
-        places: slot → what `LiveStream.follow` was given, or None.
+        places: slot → what `Reading.follow` was given, or None.
 
         Returns the (slot, word) pairs of all others.
         """

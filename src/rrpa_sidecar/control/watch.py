@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 from rrpa_sidecar.clock import Clock
 from rrpa_sidecar.control.lifecycle import State, Step
-from rrpa_sidecar.control.live import LiveStream
+from rrpa_sidecar.control.live import Advance, LiveStream
 from rrpa_sidecar.control.rotation import Rotation
 from rrpa_sidecar.errors import CapacityExhausted, CorruptLog, EngineLost, SegmentMissing
 from rrpa_sidecar.shm import layout
 from rrpa_sidecar.shm.directory import SegmentDirectory
 from rrpa_sidecar.shm.reader import LogReader
 from rrpa_sidecar.shm.reclaim import Reclaim, reclaim
-from rrpa_sidecar.stream.stream import StreamReader
+from rrpa_sidecar.stream.progress import Progress
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +24,8 @@ QUIET_MISSES = 2
 works on. A miss is a read or an open() in vain, 10 µs in a loop and 40 µs in a process that has
 just been woken (measured with 500 streams: 8 of them 20 times a second were 0.7 % of a core).
 A look with news is followed by the next, so a burst is found at once."""
+
+GIVEN_UP = "the engine gave the stream up without an end,"
 
 
 class Watch:
@@ -41,29 +43,37 @@ class Watch:
         stream_bytes: int,
         lost_after_ns: int,
         clock: Clock,
-        advance: Callable[[LiveStream, Step], None],
+        advance: Advance,
+        show: Callable[[LiveStream], None],
     ) -> None:
+        """show: called when a stream's log was seen, for readers that have waited for it."""
         self._directory = directory
         self._stream_bytes = stream_bytes
         self._lost_after_ns = lost_after_ns
         self._clock = clock
         self._advance = advance
-        self._starving = False
+        self._show = show
+        self.starving = False
         """Too many files are open, and the log says so already."""
         self._unread: dict[LiveStream, None] = {}
         self._urgent: Rotation[LiveStream] = Rotation()
         self._quiet: Rotation[LiveStream] = Rotation()
         self._losing: Rotation[LiveStream] = Rotation()
+        self._found: Rotation[LiveStream] = Rotation()
         self._rotations = {
             State.SUBMITTED: self._quiet,
             State.CORRUPT: self._urgent,
             State.LEAVING: self._urgent,
             State.STREAMING: self._quiet,
+            State.STOPPING: self._urgent,
             State.LOSING: self._losing,
+            State.FOUND: self._found,
         }
         self._looks: dict[State, Callable[[LiveStream], bool]] = {
             State.SUBMITTED: self._look_for_log,
             State.STREAMING: self._look_at_log,
+            State.STOPPING: self._look_for_stop,
+            State.FOUND: self._look_at_log,
             State.CORRUPT: self._look_for_writer,
             State.LOSING: self._look_for_last_bytes,
             State.LEAVING: self._look_for_stop,
@@ -95,7 +105,7 @@ class Watch:
     @property
     def hurried(self) -> bool:
         """Whether something should change soon that no bell announces."""
-        return len(self._urgent) > 0 or len(self._losing) > 0
+        return any(map(len, (self._urgent, self._losing, self._found)))
 
     def turn(self) -> None:
         """Look at everything whose turn it is."""
@@ -103,6 +113,7 @@ class Watch:
             self._refresh(stream)
             stream.wake()
         self._losing.turn_all(self.look)
+        self._found.turn_all(self.look)
         self._urgent.turn(self.look, URGENT_MISSES)
         self._quiet.turn(self.look, QUIET_MISSES)
 
@@ -115,8 +126,15 @@ class Watch:
         """Take note of an end that the engine has written and nobody has read."""
         if stream.state is State.SUBMITTED:
             self._look_for_log(stream)
-        elif stream.reader is not None:
+        elif stream.progress is not None:
             self._refresh(stream)
+
+    def lose_found(self, stream: LiveStream, why: str) -> None:
+        """Let a FOUND stream end as it did when it was in memory, if its log does not say how."""
+        progress = _progress_of(stream)
+        progress.lose(why)
+        if not self._settle(stream):
+            self._advance(stream, Step.WRITER_GONE)
 
     def _look_for_log(self, stream: LiveStream) -> bool:
         assert stream.engine is not None
@@ -124,40 +142,39 @@ class Watch:
             stream.log = LogReader.open(
                 self._directory,
                 stream.stream_id,
-                stream_bytes=self._stream_bytes,
+                stream_bytes=None if stream.adopted else self._stream_bytes,
                 owner=stream.engine.table.owner,
             )
         except SegmentMissing:
             return False
         except CapacityExhausted as error:  # its bytes wait in the log, and nothing is lost
-            if not self._starving:
+            if not self.starving:
                 log.error("streams wait unread: %s", error)
-            self._starving = True
+            self.starving = True
             return False
         except CorruptLog as error:
-            self._break(stream, error)
-            stream.fail(error)
+            self._break(stream, error, error)
             return True
-        self._starving = False
-        stream.reader = StreamReader(stream.log)
+        self.starving = False
+        stream.progress = Progress(stream.log)
         self._advance(stream, Step.LOG_SEEN)
         self._refresh(stream)
-        stream.show(stream.reader)
+        self._show(stream)
         return True
 
     def _look_at_log(self, stream: LiveStream) -> bool:
-        reader = _reader_of(stream)
-        gone = reader.is_abandoned()  # before the refresh: the writer may end and go in between
+        progress = _progress_of(stream)
+        gone = progress.is_abandoned()  # before the refresh: the writer may end and go in between
         if self._refresh(stream):
             stream.wake()
             return True
-        if not reader.caught_up:
-            # Its word was forgotten, or its client is slow; we cannot tell, and a wake in vain
+        if not stream.caught_up:
+            # Its word was forgotten, or a client is slow; we cannot tell, and a wake in vain
             # costs little. It is no news: all slow clients would be looked at in each sweep.
             stream.wake()
         if not gone:
             return False
-        reader.lose("the engine gave the stream up without an end,")
+        progress.lose(GIVEN_UP)
         self._advance(stream, Step.WRITER_GONE)
         stream.wake()
         return True
@@ -165,7 +182,7 @@ class Watch:
     def _look_for_stop(self, stream: LiveStream) -> bool:
         if stream.corrupt:
             return self._look_for_writer(stream)
-        if stream.reader is None:
+        if stream.progress is None:
             return self._look_for_log(stream)
         return self._look_at_log(stream)
 
@@ -184,20 +201,24 @@ class Watch:
         """See whether a lost engine's log will not grow any more."""
         engine = stream.engine
         assert engine is not None
-        if stream.reader is None and not self._look_for_log(stream):
-            self._advance(stream, Step.LOSE)
-            stream.fail(EngineLost(f"{engine.lost_why} before its first byte; try again"))
+        late = self._clock.now_ns() - engine.lost_ns >= self._lost_after_ns
+        dead = engine.dead  # before the look: it may write its first bytes and die in between
+        if stream.progress is None and not self._look_for_log(stream):
+            if not dead and not late:
+                return False  # it may come back and announce what it has not begun
+            sentence = f"{engine.lost_why} before its first byte; try again"
+            self._advance(stream, Step.LOSE, EngineLost(sentence))
             return True
         if stream.state is not State.LOSING:  # the log was found, and final or corrupt
             return True
-        reader = _reader_of(stream)
-        gone = reader.is_abandoned()
+        progress = _progress_of(stream)
+        gone = progress.is_abandoned()
         if self._refresh(stream):
             stream.wake()
             return True
-        if not gone and self._clock.now_ns() - engine.lost_ns < self._lost_after_ns:
+        if not gone and not late:
             return False
-        reader.lose(engine.lost_why)
+        progress.lose(engine.lost_why)
         self._advance(stream, Step.LOSE)
         stream.wake()
         return True
@@ -205,27 +226,27 @@ class Watch:
     def _refresh(self, stream: LiveStream) -> bool:
         """Read the log's header. True: the stream is over, since now."""
         self._unread.pop(stream, None)
-        _reader_of(stream).refresh()
+        _progress_of(stream).refresh()
         return self._settle(stream)
 
     def _settle(self, stream: LiveStream) -> bool:
         """Take the step that a final log asks for, once. True: it was taken now."""
-        reader = stream.reader
-        if reader is None or stream.settled or not reader.final or reader.lost:
+        progress = stream.progress
+        if progress is None or stream.settled or not progress.final or progress.lost:
             return False
         stream.settled = True
-        if reader.broken is not None:
-            self._break(stream, reader.broken)
+        if progress.broken is not None:
+            self._break(stream, progress.broken)
         else:
             self._advance(stream, Step.FINAL)
         return True
 
-    def _break(self, stream: LiveStream, error: CorruptLog) -> None:
+    def _break(self, stream: LiveStream, error: CorruptLog, last: CorruptLog | None = None) -> None:
         log.error("stream %s: corrupt log: %s", stream.stream_id, error)
         stream.corrupt = stream.settled = True
-        self._advance(stream, Step.BREAK)
+        self._advance(stream, Step.BREAK, last)
 
 
-def _reader_of(stream: LiveStream) -> StreamReader:
-    assert stream.reader is not None
-    return stream.reader
+def _progress_of(stream: LiveStream) -> Progress:
+    assert stream.progress is not None
+    return stream.progress

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 
 from rrpa_sidecar.clock import Clock
-from rrpa_sidecar.control.broker import Labels, LiveStream
+from rrpa_sidecar.control.broker import Labels, Reading
 from rrpa_sidecar.frontend import metadata
 from rrpa_sidecar.metrics import Metrics
 from rrpa_sidecar.status import Code, one_line
@@ -39,10 +39,10 @@ class Call:
         """When the last frame was handed to the connection; 0: none was."""
         self._ended = False
         self.labels: Labels | None = None
-        self.stream: LiveStream | None = None
+        self.stream: Reading | None = None
         self.delivered_bytes = 0
 
-    def accepted(self, stream: LiveStream) -> metadata.Pairs:
+    def accepted(self, stream: Reading) -> metadata.Pairs:
         """Take note that the broker accepted; return the initial metadata."""
         self.stream = stream
         self.counters = self._metrics.model(stream.model)

@@ -143,7 +143,7 @@ class _Daemon:
     async def _settle(self) -> None:
         """Give engines a moment to end what they were told to end, so that no file stays."""
         for _ in range(int(STOP_GRACE_S / self._config.sweep_interval_s) + 1):
-            if not self.broker.busy:
+            if not self.broker.unsettled:
                 return
             await asyncio.sleep(self._config.sweep_interval_s)
 

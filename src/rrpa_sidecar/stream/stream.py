@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from os import pread
-from typing import Protocol
 from zlib import crc32
 
 from rrpa_sidecar.errors import CorruptLog, EngineFailed, EngineLost, EngineStatus
 from rrpa_sidecar.shm import layout
-from rrpa_sidecar.shm.end import End
 from rrpa_sidecar.stream.events import Data, Event, Failed, Finished
+from rrpa_sidecar.stream.progress import Progress
 from rrpa_sidecar.stream.text import LONGEST_CHARACTER_BYTES, whole_characters
 
 FRAME_LIMIT_BYTES = 64 * 1024
@@ -24,56 +23,44 @@ _TURNS_LIMIT = 1024
 _NO_TURN = 1 << 64
 """Above every word of a table, so that none of them promises anything."""
 
+REASON_CANCELLED = 4  # FINISH_REASON_CANCELLED
 REASON_ERROR = 5  # FINISH_REASON_ERROR of rrpa.proto: never shown to a client as a finish
-
-
-class Log(Protocol):
-    """The part of `shm.reader.LogReader` that a stream needs."""
-
-    @property
-    def fd(self) -> int: ...
-
-    def progress(self, promised_bytes: int = 0) -> tuple[int, End | None]: ...
-
-    def read(self, position: int, limit: int) -> bytes: ...
-
-    def writer_gone(self) -> bool: ...
 
 
 class StreamReader:
     """One client's place in one log.
 
+    offset: bytes that the client has, after replacement; its first ones may come from elsewhere.
+    position: raw bytes of the log that these and `lead` stand for.
+    lead: delivered before anything else: the rest of a character of which the client has a part.
+
     `poll()` never waits. After `Finished` or `Failed` it gives None for ever.
     """
 
     __slots__ = (
-        "_committed",
-        "_end",
         "_fd",
         "_held",
-        "_log",
-        "_lost",
+        "_lead",
         "_over",
+        "_progress",
         "_shift",
         "_turn",
-        "broken",
         "offset",
         "replaced",
     )
 
-    def __init__(self, log: Log) -> None:
-        self._log = log
-        self.offset = 0
-        """Bytes delivered, after replacement."""
-        self._shift = _DATA  # from there to the place in the file of the next raw byte
+    def __init__(
+        self, progress: Progress, offset: int = 0, position: int = 0, lead: bytes = b""
+    ) -> None:
+        self._progress = progress
+        self.offset = offset + len(lead)
+        """Bytes delivered, after replacement, and those of `unread_bytes`."""
+        self._shift = _DATA + position - self.offset  # to the place in the file of the next byte
         self._held = 0  # raw bytes from there on that are known to be half a character
-        self._committed = 0
-        self._end: End | None = None
-        self._lost: str | None = None
+        self._lead = lead
         self._over = False
         self._turn = _NO_TURN
-        self.broken: CorruptLog | None = None
-        self._fd = log.fd
+        self._fd = progress.log.fd
         self.replaced = 0
         """U+FFFD made so far."""
 
@@ -83,58 +70,36 @@ class StreamReader:
         return self.offset + self._shift - _DATA
 
     @property
-    def final(self) -> bool:
-        """Whether the log has told all it ever will; some of it may not be delivered yet."""
-        return self._end is not None or self._lost is not None or self.broken is not None
+    def taken(self) -> int:
+        """Raw bytes taken; some may wait here for the rest of their character."""
+        return self._position + self._held
 
     @property
-    def lost(self) -> bool:
-        """Whether `lose` has ended the stream."""
-        return self._lost is not None
+    def unread_bytes(self) -> int:
+        """Bytes of `offset` that are not delivered yet."""
+        return len(self._lead)
 
     @property
     def caught_up(self) -> bool:
         """Whether `poll` would find nothing, unless the log has moved since it was last read."""
-        return self._over or not (self.final or self._committed > self._position + self._held)
-
-    def is_abandoned(self) -> bool:
-        """Whether the log has no writer any more and no end. Refresh after it, then believe it."""
-        if self.final:
-            return False
-        try:
-            return self._log.writer_gone()
-        except CorruptLog as error:
-            self._break(error)
-            return False
-
-    def refresh(self) -> None:
-        """Look at the log's header without delivering anything."""
-        if self.final:
-            return
-        try:
-            self._committed, self._end = self._log.progress(self._position + self._held)
-        except CorruptLog as error:
-            self._break(error)
-        if self._end is not None:
-            self._turn = _NO_TURN
-
-    def lose(self, why: str) -> None:
-        """Settle for what is committed now: nobody will write the end. No effect after an end.
-
-        why: subject and verb of the sentence for the client, "engine x was lost".
-        """
-        self.refresh()
-        if not self.final:
-            self._lost = why
-            self._turn = _NO_TURN
+        progress = self._progress
+        return self._over or not (progress.final or progress.committed > self.taken or self._lead)
 
     def trust(self, word: int) -> bool:
         """Let `promised` take the words of this one's turn, if the header agrees with it.
 
+        Another reader of the log that trusts them stops doing so.
+
         word: of the log's slot in its table, read before the header was.
         """
-        if self.final or not 0 < word >> 1 & layout.WORD_COMMITTED_MASK <= self._committed:
+        progress = self._progress
+        if progress.final or self._lead:
             return False
+        if not 0 < word >> 1 & layout.WORD_COMMITTED_MASK <= progress.committed:
+            return False
+        if progress.truster is not self:
+            progress.trust_nobody()
+            progress.truster = self
         turn = word & layout.WORD_TURN_MASK
         # One object for all streams with this turn: those of a step are cold in the caches.
         if len(_TURNS) > _TURNS_LIMIT:
@@ -145,6 +110,8 @@ class StreamReader:
     def distrust(self) -> None:
         """Let no word promise anything any more: the log may be closed from now on."""
         self._turn = _NO_TURN
+        if self._progress.truster is self:
+            self._progress.truster = None
 
     def promised(self, word: int, limit_bytes: int, tail: bytes = b"") -> bytes:
         """Return the new characters up to where `word` says; nothing: ask `poll`, which knows why.
@@ -181,25 +148,30 @@ class StreamReader:
         """
         if self._over:
             return None
-        self.refresh()
+        if self._lead:
+            lead, self._lead = self._lead, b""
+            return Data(self.offset - len(lead), lead)
+        progress = self._progress
+        progress.refresh()
         try:
             data = self._take(max(limit_bytes, LONGEST_CHARACTER_BYTES))
         except CorruptLog as error:
-            self._break(error)
+            progress.spoil(error)
             data = b""
         if data:
             return Data(self.offset - len(data), data)
-        if not self.final:
+        if not progress.final:
             return None
         self._over = True
         return self._last()
 
     def _take(self, limit: int) -> bytes:
-        pending = self._committed - self._position
-        if self.broken or pending <= (0 if self.final else self._held):
+        progress = self._progress
+        pending = progress.committed - self._position
+        if progress.broken or pending <= (0 if progress.final else self._held):
             return b""
-        raw = self._log.read(self._position, min(limit, pending))
-        return self._advance(raw, self.final and len(raw) == pending)
+        raw = progress.log.read(self._position, min(limit, pending))
+        return self._advance(raw, progress.final and len(raw) == pending)
 
     def _advance(self, raw: bytes, final: bool) -> bytes:
         """Take the whole characters of `raw`, which begins at `_position`."""
@@ -210,17 +182,16 @@ class StreamReader:
         self._shift += cut.consumed - len(cut.data)
         return cut.data
 
-    def _break(self, error: CorruptLog) -> None:
-        self.broken = error
-        self._turn = _NO_TURN
-
     def _last(self) -> Finished | Failed:
-        end = self._end
-        if self.broken is not None:
-            return Failed(self.offset, self.broken)
+        progress = self._progress
+        end = progress.end
+        if progress.broken is not None:
+            return Failed(self.offset, progress.broken)
         if end is None:
             # Retrying is for a caller who has shown nobody a byte yet: rrpa.proto, UNAVAILABLE.
-            sentence = f"{self._lost} after {self.offset} bytes; try again only if you had none"
+            sentence = (
+                f"{progress.lost_why} after {self.offset} bytes; try again only if you had none"
+            )
             return Failed(self.offset, EngineLost(sentence))
         if end.code:
             return Failed(self.offset, EngineStatus(end.code, end.text))
@@ -244,24 +215,28 @@ def _text_of(raw: bytes | None) -> str | None:
 class Silence:
     """Stands for a log that does not exist yet."""
 
-    __slots__ = ()
-    offset = 0
+    __slots__ = ("offset",)
     replaced = 0
+    unread_bytes = 0
     caught_up = True
+
+    def __init__(self, offset: int = 0) -> None:
+        self.offset = offset
 
     def poll(self, limit_bytes: int = FRAME_LIMIT_BYTES) -> Event | None:
         return None
 
 
-class OneFailure:
-    """Stands for a log that never was: one `Failed` and no byte."""
+class OneEvent:
+    """Stands for a log that never was, or has nothing for this reader: one last event, no byte."""
 
-    __slots__ = ("_event",)
-    offset = 0
+    __slots__ = ("_event", "offset")
     replaced = 0
+    unread_bytes = 0
 
-    def __init__(self, event: Failed) -> None:
-        self._event: Failed | None = event
+    def __init__(self, event: Finished | Failed) -> None:
+        self._event: Finished | Failed | None = event
+        self.offset = event.offset
 
     @property
     def caught_up(self) -> bool:

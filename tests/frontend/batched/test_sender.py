@@ -27,6 +27,7 @@ from rrpa_sidecar.pb import rrpa_pb2 as pb
 from rrpa_sidecar.shm.table import Moves
 from rrpa_sidecar.status import Code
 from rrpa_sidecar.stream.events import Data
+from rrpa_sidecar.stream.progress import Progress
 from rrpa_sidecar.stream.stream import StreamReader
 from rrpa_sidecar.stream.text import whole_characters
 from tests.stream.fakes import FakeLog
@@ -339,7 +340,7 @@ class Way:
 
     def __init__(self, counters: ModelMetrics) -> None:
         self.log = FakeLog()
-        self.reader = StreamReader(self.log)
+        self.reader = StreamReader(Progress(self.log))
         self.counters = counters
         self.asked = 0
         self.ended = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rrpa_sidecar.control.broker import LiveStream
+from rrpa_sidecar.control.broker import Reading
 from rrpa_sidecar.frontend.answering import told
 from rrpa_sidecar.frontend.batched.answer import MESSAGE_OVERHEAD_BYTES, End
 from rrpa_sidecar.frontend.batched.heads import Head
@@ -22,7 +22,7 @@ class StreamAnswer:
 
     __slots__ = ("_call", "_done", "_error", "_frames", "_head", "_left", "_stream", "_unsent")
 
-    def __init__(self, call: Call, stream: LiveStream, frames: Frames, head: Head) -> None:
+    def __init__(self, call: Call, stream: Reading, frames: Frames, head: Head) -> None:
         self._call = call
         self._stream = stream
         self._frames = frames

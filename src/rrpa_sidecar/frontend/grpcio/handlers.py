@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from rrpa_sidecar.clock import Clock
-from rrpa_sidecar.control.broker import Broker, LiveStream
+from rrpa_sidecar.control.broker import Broker, Reading
 from rrpa_sidecar.errors import RRPAError, StreamCancelled
 from rrpa_sidecar.frontend.answering import list_models, told
 from rrpa_sidecar.frontend.call import Call
@@ -120,7 +120,7 @@ class RRPAHandlers:
             stream.leave()
 
     async def _pump(
-        self, call: Call, stream: LiveStream, context: Context, frames: Frames, news: _News
+        self, call: Call, stream: Reading, context: Context, frames: Frames, news: _News
     ) -> Exception | None:
         while news.error is None:
             news.clear()  # before the poll: what comes after it sets the event again

@@ -1,0 +1,133 @@
+"""Files of streams that are over, kept for readers who may come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rrpa_sidecar.clock import Clock
+from rrpa_sidecar.control.admission import Budget
+from rrpa_sidecar.control.leftovers import Leftovers
+from rrpa_sidecar.errors import RRPAError
+from rrpa_sidecar.shm import layout
+from rrpa_sidecar.shm.reclaim import Reclaim
+from rrpa_sidecar.stream.events import Finished
+
+LIMIT = 10_000
+"""Files kept at once; of one more the oldest is removed. Each is some 500 bytes of memory here."""
+
+_PAGE_BYTES = 4096
+
+
+def real_bytes(committed_bytes: int) -> int:
+    """Return what a log takes of the file system: pages of its header and of its data."""
+    return layout.HEADER_USED_BYTES + -(-committed_bytes // _PAGE_BYTES) * _PAGE_BYTES
+
+
+@dataclass(slots=True, eq=False)
+class Kept:
+    """What is remembered of one stream.
+
+    model: "" for a file of an earlier sidecar.
+    size_bytes: of the budget; 0 where there is no file.
+    lost_why: why nobody has written its end; None: somebody has, or the lease will tell.
+    last: all that a reader gets, where that is not in the file.
+    on_removed: told the outcome when the file is gone.
+    """
+
+    stream_id: str
+    model: str = ""
+    size_bytes: int = 0
+    lost_why: str | None = None
+    last: RRPAError | Finished | None = None
+    on_removed: Callable[[Reclaim], None] | None = None
+    due_ns: int = 0
+
+
+class KeptStreams:
+    """Remembers each for `--shm-timeout`, then removes its file. Oldest first, in all that it does.
+
+    on_freed: called when budget was given back.
+    """
+
+    def __init__(
+        self,
+        leftovers: Leftovers,
+        budget: Budget,
+        clock: Clock,
+        timeout_s: float,
+        on_freed: Callable[[], None],
+    ) -> None:
+        self._leftovers = leftovers
+        self._budget = budget
+        self._clock = clock
+        self._timeout_ns = round(timeout_s * 1e9)
+        self._on_freed = on_freed
+        self._kept: dict[str, Kept] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __contains__(self, stream_id: str) -> bool:
+        return stream_id in self._kept
+
+    @property
+    def due_ns(self) -> int | None:
+        """When the oldest is due."""
+        return next((kept.due_ns for kept in self._kept.values()), None)
+
+    def add(self, kept: Kept) -> None:
+        """Keep a stream whose bytes are charged already; it must not be kept yet."""
+        kept.due_ns = self._clock.now_ns() + self._timeout_ns
+        self._kept[kept.stream_id] = kept
+        if len(self._kept) > LIMIT:
+            self._remove(next(iter(self._kept.values())))
+
+    def take(self, stream_id: str) -> Kept | None:
+        """Give back what is known of a stream that has a reader again; it is not kept any more."""
+        return self._kept.pop(stream_id, None)
+
+    def peek(self, stream_id: str) -> Kept | None:
+        """Return what is known of a stream, which is kept on."""
+        return self._kept.get(stream_id)
+
+    def drop(self, stream_id: str) -> None:
+        """Take note that somebody else has removed a file."""
+        kept = self._kept.pop(stream_id, None)
+        if kept is not None:
+            self._budget.give_back(kept.size_bytes)
+            self._on_freed()
+
+    def evict(self) -> bool:
+        """Remove the oldest file; False: there is none."""
+        for kept in self._kept.values():
+            if kept.size_bytes:
+                self._remove(kept)
+                return True
+        return False
+
+    def sweep(self, now_ns: int) -> None:
+        """Remove those that are due."""
+        while self._kept:
+            oldest = next(iter(self._kept.values()))
+            if oldest.due_ns > now_ns:
+                return
+            self._remove(oldest)
+
+    def _remove(self, kept: Kept) -> None:
+        del self._kept[kept.stream_id]
+        if kept.size_bytes:
+            self.remove_file(kept.stream_id, kept.size_bytes, kept.on_removed)
+
+    def remove_file(
+        self, stream_id: str, size_bytes: int, on_removed: Callable[[Reclaim], None] | None = None
+    ) -> None:
+        """Remove a log as soon as nobody writes it; then its bytes are given back."""
+
+        def on_done(outcome: Reclaim) -> None:
+            if on_removed is not None:
+                on_removed(outcome)
+            self._budget.give_back(size_bytes)
+            self._on_freed()
+
+        self._leftovers.add(layout.log_name(stream_id), on_done)

@@ -1,0 +1,129 @@
+"""Who reads which stream: they come, find their place, leave, and are waited for."""
+
+from __future__ import annotations
+
+from rrpa_sidecar.clock import Clock
+from rrpa_sidecar.control.lifecycle import GENERATES, MAY_GO_ON, State, Step
+from rrpa_sidecar.control.live import Advance, LiveStream
+from rrpa_sidecar.control.reading import Reading
+from rrpa_sidecar.control.watch import Watch
+from rrpa_sidecar.errors import OffsetOutOfRange
+from rrpa_sidecar.stream.seek import Seeker
+
+SEEK_BYTES = 1024 * 1024
+"""Of a log that are read at once to find a place: 0.3 ms of ASCII, 3 ms of characters of random
+lengths (CPython 3.11, 2-core x86-64, one run). Others want their tokens meanwhile."""
+
+
+class Readers:
+    """Takes the steps of a stream's life that its readers cause.
+
+    window_s: how long a stream that may go on does so without a reader.
+    """
+
+    def __init__(self, watch: Watch, clock: Clock, window_s: float, advance: Advance) -> None:
+        self._watch = watch
+        self._clock = clock
+        self._window_ns = round(window_s * 1e9)
+        self._advance = advance
+        self._seekers: dict[Reading, Seeker] = {}
+        self._missed: dict[LiveStream, int] = {}  # → when it is given up; soonest first
+
+    def join(self, reading: Reading) -> None:
+        """Add a reader to its stream."""
+        stream = reading.stream
+        self._missed.pop(stream, None)
+        stream.readings.append(reading)
+        if len(stream.readings) > 1:  # they all are woken from now on
+            self._end_short_way(stream)
+
+    def place(self, reading: Reading) -> None:
+        """Let a reader read, now or once its place is found. The stream's log was seen."""
+        progress = reading.stream.progress
+        assert progress is not None
+        self._seek(reading, Seeker(progress, reading.start_offset))
+
+    def show(self, stream: LiveStream) -> None:
+        """Let those read who have waited for the log."""
+        for reading in tuple(stream.readings):
+            self.place(reading)
+
+    def leave(self, reading: Reading) -> None:
+        """See `Reading.leave`."""
+        if reading.left:
+            return
+        reading.let_go()
+        self._seekers.pop(reading, None)
+        stream = reading.stream
+        stream.readings.remove(reading)
+        if stream.readings:
+            return
+        self._end_short_way(stream)
+        # An end that nobody has read yet needs no Cancel, and must not get one.
+        self._watch.look_for_end(stream)
+        if stream.state is State.GONE:
+            return
+        if stream.resumable and stream.state in MAY_GO_ON:
+            self.miss(stream)
+        else:
+            self._advance(stream, Step.LEAVE)
+
+    def miss(self, stream: LiveStream) -> None:
+        """Wait for a reader, as long as the window is."""
+        if self._window_ns:
+            self._missed[stream] = self._clock.now_ns() + self._window_ns
+        else:
+            self._give_up(stream)
+
+    def forget(self, stream: LiveStream) -> None:
+        """Take note that a stream is gone."""
+        self._missed.pop(stream, None)
+
+    def sweep(self, now_ns: int) -> None:
+        """Give up what was waited for long enough."""
+        while self._missed:
+            stream, due_ns = next(iter(self._missed.items()))
+            if due_ns > now_ns:
+                return
+            del self._missed[stream]
+            self._give_up(stream)
+
+    @property
+    def missing(self) -> int:
+        """Streams that wait for a reader."""
+        return len(self._missed)
+
+    @property
+    def seeking(self) -> bool:
+        """Whether a reader is on its way to its place: `seek` soon, and again."""
+        return bool(self._seekers)
+
+    def seek(self) -> None:
+        """Bring one reader, each in turn, nearer to its place."""
+        for reading, seeker in self._seekers.items():
+            del self._seekers[reading]
+            self._seek(reading, seeker)
+            return
+
+    def _seek(self, reading: Reading, seeker: Seeker) -> None:
+        try:
+            reader = seeker.advance(SEEK_BYTES)
+        except OffsetOutOfRange as error:
+            reading.beyond = error
+            reading.fail(error)
+            return
+        if reader is None:
+            self._seekers[reading] = seeker
+        reading.show(reader or seeker)
+
+    def _give_up(self, stream: LiveStream) -> None:
+        if stream.state in GENERATES:  # what it has until then stays for the shm timeout
+            self._advance(stream, Step.STOP)
+        elif stream.state not in (State.STOPPING, State.LOSING):  # these end by themselves
+            self._advance(stream, Step.LEAVE)
+
+    def _end_short_way(self, stream: LiveStream) -> None:
+        if stream.engine is not None:
+            stream.engine.put(stream, None)
+        if stream.progress is not None:
+            stream.progress.trust_nobody()
