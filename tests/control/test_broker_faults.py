@@ -354,7 +354,7 @@ def test_tokens_whose_words_are_never_written_are_found_by_the_sweeps(broker, ca
     streams = [cast.open() for _ in range(8)]
     woken = []
     for stream in streams:
-        engine.begin(stream.stream_id)._table = None
+        engine.begin(stream.stream_id).move_to(None)
         stream.waker = partial(woken.append, stream)
     for token in (b"a", b"b"):
         for stream in streams:

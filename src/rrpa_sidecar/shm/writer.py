@@ -66,8 +66,7 @@ class LogWriter:
         self.tokens = 0
         self._lease = lease
         self._words = lease.words
-        self._table = table
-        self._slot = slot
+        self._place = None if table is None else (table, slot)
         self._tail = bytes(layout.TAIL_BYTES)
         self._clock = clock
 
@@ -85,7 +84,7 @@ class LogWriter:
         """Create the log `rrpa_<stream_id>`, locked from its first moment.
 
         stream_bytes: size of the file, header included.
-        table, slot: where to say that this log moved; the slot is this log's from now on.
+        table, slot: where to say that this log grew; the slot is this log's from now on.
 
         Raises:
           ShmFull: no room; nothing is left behind.
@@ -128,12 +127,15 @@ class LogWriter:
             self.committed_bytes = end
         self.tokens += 1
         words[_TOKENS] = self.tokens
-        if size and self._table is not None:
-            # No barrier stands between the cursor and the table's word. A processor that shows
-            # them in the other order does so for less than the 16 reads of a header that is
-            # behind its word (reader.py), and the data was there before both.
+        if size:
+            # Kept without a table too: `move_to` may give one at any time.
             self._tail = tail = (self._tail[size:] + token)[-layout.TAIL_BYTES :]
-            self._table.move(self._slot, end, tail)
+            place = self._place
+            if place is not None:
+                # No barrier stands between the cursor and the table's word. A processor that shows
+                # them in the other order does so for less than the 16 reads of a header that is
+                # behind its word (reader.py), and the data was there before both.
+                place[0].move(place[1], end, tail)
         return self.committed_bytes
 
     def finish(self, end: End) -> None:
@@ -148,13 +150,31 @@ class LogWriter:
         fields = pack_end(end, self.committed_bytes)
         pwrite_all(self._lease.directory, self._lease.fd, fields, layout.END_OFFSET)
         self._words[_STATE] = layout.STATE_FINAL
-        if self._table is not None:
-            self._table.set(self._slot, self.committed_bytes, True)
+        place = self._place
+        if place is not None:
+            place[0].set(place[1], self.committed_bytes, True)
         self.close()
+
+    def move_to(self, table: TableWriter | None, slot: int = 0) -> None:
+        """Say in `slot` of `table` from now on how this log grows; None: nowhere.
+
+        Any one thread may call this while another one writes. What that commits meanwhile may
+        be said in the old place alone, and then the sidecar's sweep finds it. Nothing is stored
+        in the old table once the write that runs has returned; a table that no writer and
+        nobody else refers to any more drops its lease.
+
+        Raises:
+          StreamMisuse: there is no such slot; the log stays where it was.
+        """
+        if table is not None:
+            table.begin(slot)
+        # One store, after the new place is ready: `write` sees the old pair or the new one.
+        self._place = None if table is None else (table, slot)
 
     def close(self) -> None:
         """Drop the lease. Without `finish` before it, readers see a lost writer. Idempotent."""
         self._lease.drop()
+        self._place = None
 
     def __del__(self) -> None:
         self._lease.drop()
