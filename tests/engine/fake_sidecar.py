@@ -20,6 +20,8 @@ from rrpa_sidecar.shm.reader import LogReader
 from rrpa_sidecar.shm.table import TableReader
 
 STREAM_BYTES = 1 << 20
+MESSAGE_LIMIT_BYTES = 64 * 1024
+"""What the real sidecar takes."""
 PATIENCE_S = 10.0
 
 
@@ -29,6 +31,8 @@ class Attachment:
     def __init__(self, hello: engine_pb2.Hello) -> None:
         self.hello = hello
         self.rejected: queue.Queue[engine_pb2.Rejected] = queue.Queue()
+        self.announced: queue.Queue[engine_pb2.OpenStream] = queue.Queue()
+        self.announced_ids: set[str] = set()
         self.commands: queue.Queue[engine_pb2.AttachResponse | None] = queue.Queue()
         self.ended = False
         self.abort: tuple[grpc.StatusCode, str] | None = None
@@ -37,6 +41,25 @@ class Attachment:
         """End the call, with a status or well."""
         self.abort = status or None
         self.commands.put(None)
+
+    def next_announced(self) -> engine_pb2.OpenStream:
+        """Return the next stream of an earlier attachment."""
+        return self.announced.get(timeout=PATIENCE_S)
+
+    def hear(self, request: engine_pb2.AttachRequest) -> str:
+        """Take a message; return what is wrong with it."""
+        kind = request.WhichOneof("event")
+        if kind == "rejected":
+            self.rejected.put(request.rejected)
+        elif kind == "announce" and request.announce.streams:
+            for each in request.announce.streams:
+                if each.stream_id in self.announced_ids:
+                    return f"{each.stream_id} was announced twice"
+                self.announced_ids.add(each.stream_id)
+                self.announced.put(each)
+        else:
+            return f"a message with {kind}"
+        return ""
 
     def say(self, **command: Any) -> None:
         self.say_all(command)
@@ -59,7 +82,10 @@ class FakeSidecar:
         self.refuse = refuse
         self.stream_bytes = STREAM_BYTES
         self.attachments: queue.Queue[Attachment] = queue.Queue()
+        self.faults: list[str] = []
+        """What engines said that breaks engine.proto."""
         self._server: grpc.Server | None = None
+        self._draining: list[grpc.Server] = []
         self._slots = iter(range(1 << 30))
         self.start()
 
@@ -70,7 +96,10 @@ class FakeSidecar:
             response_serializer=engine_pb2.AttachResponse.SerializeToString,
         )
         service, method = ATTACH.strip("/").split("/")
-        self._server = grpc.server(ThreadPoolExecutor(8))
+        self._server = grpc.server(
+            ThreadPoolExecutor(8),
+            options=[("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES)],
+        )
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(service, {method: handler}),)
         )
@@ -82,9 +111,31 @@ class FakeSidecar:
         assert self._server is not None
         self._server.stop(None).wait()
 
+    def restart(self) -> Attachment:
+        """Die and come back at once; return the engine's next attachment."""
+        self.stop()
+        self.come_back()
+        return self.attached()
+
+    def come_back(self) -> None:
+        """Listen again after `stop` or `drain`, as another process would."""
+        Path(self.socket).unlink(missing_ok=True)
+        self.start()
+
+    def drain(self, *attachments: Attachment) -> None:
+        """Listen no more and say Draining; the attachments stay until their test ends them."""
+        assert self._server is not None
+        self._server.stop(grace=60)
+        self._draining.append(self._server)
+        for each in attachments:
+            each.say(draining=engine_pb2.Draining())
+
     def close(self) -> None:
         self.stop()
+        for server in self._draining:
+            server.stop(None).wait()
         self.bell.close()
+        assert not self.faults
 
     def __enter__(self) -> FakeSidecar:
         return self
@@ -110,6 +161,9 @@ class FakeSidecar:
 
     def cancel(self, to: Attachment, stream_id: str) -> None:
         to.say(cancel=engine_pb2.Cancel(stream_id=stream_id))
+
+    def adopt(self, to: Attachment, stream_id: str, slot: int | None = None) -> None:
+        to.say(adopt=engine_pb2.Adopt(stream_id=stream_id, slot=slot))
 
     def release(self, to: Attachment, stream_id: str) -> None:
         to.say(release=engine_pb2.Release(stream_id=stream_id))
@@ -139,6 +193,10 @@ class FakeSidecar:
         self, requests: Iterator[engine_pb2.AttachRequest], context: grpc.ServicerContext
     ) -> Iterator[engine_pb2.AttachResponse]:
         attachment = Attachment(next(requests).hello)
+        fault = self._hear_announced(requests, attachment)
+        if fault:
+            self.faults.append(fault)
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, fault)
         if self.refuse is not None:
             context.abort(*self.refuse)
         welcome = engine_pb2.Welcome(
@@ -154,10 +212,24 @@ class FakeSidecar:
         if attachment.abort is not None:
             context.abort(*attachment.abort)
 
+    def _hear_announced(
+        self, requests: Iterator[engine_pb2.AttachRequest], attachment: Attachment
+    ) -> str:
+        """Take what Hello says will follow; return what is wrong with it."""
+        announced, capacity = attachment.hello.announced, attachment.hello.capacity
+        while attachment.announced.qsize() < announced:
+            if fault := attachment.hear(next(requests)):
+                return fault
+        if attachment.announced.qsize() != announced or announced > capacity:
+            found = attachment.announced.qsize()
+            return f"{found} announced, Hello said {announced}, capacity {capacity}"
+        return ""
+
     def _listen(self, requests: Iterator[engine_pb2.AttachRequest], attachment: Attachment) -> None:
         try:
             for request in requests:
-                attachment.rejected.put(request.rejected)
+                if fault := attachment.hear(request):
+                    self.faults.append(fault)
         except grpc.RpcError:
             pass
         finally:

@@ -147,55 +147,6 @@ def test_no_sidecar_is_said_in_one_line_and_once(
     )
 
 
-def test_sidecar_that_comes_back_finds_a_fresh_table_and_old_jobs_are_cancelled(
-    sidecar: FakeSidecar, attach_to: AttachTo
-) -> None:
-    engine = attach_to(sidecar)
-    first = sidecar.attached()
-    sidecar.submit(first)
-    sidecar.submit(first, slot=1)
-    job = next(engine.jobs())
-    job.write(b"committed")
-    reader = sidecar.log(job.stream_id)
-    sidecar.stop()
-    eventually(lambda: job.cancelled and not engine.serving)
-    assert engine.poll() == [], "the job that nobody took is gone with its sidecar"
-    with pytest.raises(JobCancelled, match="connection"):
-        job.write(b"lost")
-    assert reader.writer_gone(), "a cut answer must look like a lost writer"
-    assert reader.progress() == (9, None)
-    reader.close()
-    Path(sidecar.socket).unlink(missing_ok=True)
-    sidecar.start()
-    second = sidecar.attached()
-    assert second.hello.table_id != first.hello.table_id
-    assert second.hello.table_nonce != first.hello.table_nonce
-    eventually(lambda: sidecar.directory.names() == [f"rrpa_table_{second.hello.table_id}"])
-    sidecar.submit(second)
-    job = next(engine.jobs())
-    job.finish()
-    assert sidecar.answer(job.stream_id)[1].code == 0
-
-
-def test_log_of_a_job_that_notices_late_that_its_sidecar_is_gone_does_not_stay(
-    sidecar: FakeSidecar, attach_to: AttachTo
-) -> None:
-    """An engine in the middle of a long prompt may look after the next sidecar welcomed it."""
-    engine = attach_to(sidecar)
-    sidecar.submit(sidecar.attached())
-    job = next(engine.jobs())
-    job.write(b"committed")
-    sidecar.stop()
-    eventually(lambda: job.cancelled and not engine.serving)
-    Path(sidecar.socket).unlink(missing_ok=True)
-    sidecar.start()
-    table = f"rrpa_table_{sidecar.attached().hello.table_id}"
-    eventually(lambda: engine.serving)
-    with pytest.raises(JobCancelled):
-        job.write(b"lost")
-    assert sidecar.directory.names() == [table]
-
-
 @pytest.mark.parametrize("status", [(), (grpc.StatusCode.INVALID_ARGUMENT, "wrong")])
 def test_end_of_the_call_after_welcome_is_no_refusal_whatever_its_status(
     sidecar: FakeSidecar, attach_to: AttachTo, status: tuple[object, ...]
@@ -352,11 +303,12 @@ def test_bell_is_not_taken_away_from_a_thread_that_rings_it() -> None:
             seen.append("closed")
 
     bell = StepBell()
-    bell.connect(SlowRinger())  # type: ignore[arg-type]
+    slow = SlowRinger()
+    bell.add(slow)  # type: ignore[arg-type]
     ringer = threading.Thread(target=bell.ring)
     ringer.start()
     assert ringing.wait(5)
-    detaching = threading.Thread(target=bell.connect, args=(None,))
+    detaching = threading.Thread(target=bell.remove, args=(slow,))
     detaching.start()
     detaching.join(0.05)
     go_on.set()

@@ -1,10 +1,12 @@
-"""The background thread that keeps an engine attached."""
+"""The background threads that keep an engine attached."""
 
 from __future__ import annotations
 
 import logging
 import os
 import socket
+import time
+from collections.abc import Callable
 from random import Random
 from threading import Event, Thread
 
@@ -18,6 +20,7 @@ from rrpa_sidecar.engine.identity import Identity
 from rrpa_sidecar.engine.inbox import Inbox
 from rrpa_sidecar.engine.job import Job
 from rrpa_sidecar.engine.over import Cause
+from rrpa_sidecar.engine.roster import Roster
 from rrpa_sidecar.errors import AttachRefused, RRPAError
 from rrpa_sidecar.pb import engine_pb2
 from rrpa_sidecar.shm.directory import SegmentDirectory
@@ -26,6 +29,8 @@ from rrpa_sidecar.status import Code
 
 HANG_UP_S = 1.0
 """How long the sidecar has to end the call after the engine hung up."""
+NEWS_AFTER_S = 5.0
+"""How long after a line in the log another reason is worth another line."""
 REFUSALS = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -37,7 +42,11 @@ log = logging.getLogger(__name__)
 
 
 class Attacher:
-    """Dials, says Hello, obeys, and begins again when the call ends."""
+    """Dials, says Hello, obeys, and begins again when the call ends.
+
+    One thread dials. When the sidecar says Draining, that thread stays with the attachment
+    until its end, and another one dials from then on.
+    """
 
     def __init__(
         self,
@@ -54,58 +63,86 @@ class Attacher:
         self._inbox = inbox
         self._bell = bell
         self._files = files
+        self._roster = Roster(inbox)
         self._backoff = Backoff(Random())
-        self._connection: Connection | None = None
-        self._lost: list[Connection] = []
         self._told = ""
+        self._told_at_s = 0.0
         self._closed = Event()
-        self._thread = Thread(target=self._run, name="rrpa-engine", daemon=True)
-        self._thread.start()
+        self._threads: list[Thread] = []
+        self._start(self._run)
+
+    @property
+    def attached(self) -> bool:
+        """Whether there is a sidecar, one that drains included."""
+        return self._roster.attached
 
     def open_jobs(self) -> list[Job]:
-        """Return every job that is not over, those of lost connections too."""
-        connections = [*self._lost, *filter(None, [self._connection])]
-        return [job for connection in connections for job in list(connection.jobs.values())]
+        """Return every job that is not over, whether or not there is a sidecar."""
+        return self._roster.jobs()
 
     def close(self) -> None:
-        """Detach and end the thread. Idempotent."""
-        if (connection := self._connection) is not None:
-            connection.hang_up()
+        """Detach and end the threads. Idempotent."""
         self._closed.set()
-        self._thread.join(HANG_UP_S)
-        if self._thread.is_alive() and (connection := self._connection) is not None:
+        for connection in self._roster.close():
+            connection.hang_up()
+        self._join()
+        for connection in self._roster.connections():
             connection.abort()
-            self._thread.join(HANG_UP_S)
+        self._join()
+
+    def _start(self, target: Callable[[], None]) -> None:
+        thread = Thread(target=target, name="rrpa-engine", daemon=True)
+        self._threads = [*filter(Thread.is_alive, self._threads), thread]
+        thread.start()
+
+    def _join(self) -> None:
+        until_s = time.monotonic() + HANG_UP_S
+        for thread in self._threads:
+            thread.join(max(0.0, until_s - time.monotonic()))
 
     def _run(self) -> None:
         while not self._closed.is_set():
+            self._drop_late()
             try:
                 why = self._attach_once()
             except AttachRefused as exc:
-                self._inbox.refuse(str(exc))
+                self._give_up(exc)
                 return
-            if self._closed.is_set():
+            if why is None or self._closed.is_set():
                 return
-            if why != self._told:
-                log.warning("not attached to %s, trying again: %s", self._engine_socket, why)
-                self._told = why
+            self._tell(why)
             self._closed.wait(self._backoff.next_s())
 
-    def _attach_once(self) -> str:
-        """Attach and obey until the call ends; return why it ended.
+    def _run_beside(self) -> None:
+        """Dial after a sidecar began to drain: its successor comes up now."""
+        self._closed.wait(self._backoff.next_s())
+        self._run()
+
+    def _attach_once(self) -> str | None:
+        """Attach and obey until the call ends; return why it ended. None: do not dial again.
 
         Raises:
           AttachRefused: there is no point in trying again.
         """
         try:
-            connection = Connection(self._identity, self._directory, self._engine_socket)
+            connection = self._roster.attach(self._dial)
         except (RRPAError, OSError) as exc:  # no room, no descriptor, a cleaner that was faster
             return str(exc)
-        self._connection = connection
+        if connection is None:
+            return None
         try:
-            if not self._closed.is_set():
-                for command in connection.commands():
-                    self._obey(connection, command)
+            why = self._obey_all(connection)
+        finally:
+            self._detach(connection)
+        return None if connection.draining else why
+
+    def _dial(self, announced: list[Job]) -> Connection:
+        return Connection(self._identity, self._directory, self._engine_socket, announced)
+
+    def _obey_all(self, connection: Connection) -> str:
+        try:
+            for command in connection.commands():
+                self._obey(connection, command)
         except grpc.RpcError as exc:
             why = (exc.details() if isinstance(exc, grpc.Call) else "") or exc.code().name
             if not connection.welcomed and exc.code() in REFUSALS:
@@ -114,8 +151,6 @@ class Attacher:
         except Exception as exc:  # the thread must outlive whatever this was
             log.exception("the attachment failed")
             return f"{type(exc).__name__}: {exc}"
-        finally:
-            self._detach(connection)
         return "the sidecar ended the attachment"
 
     def _obey(self, connection: Connection, command: engine_pb2.Command) -> None:
@@ -123,46 +158,88 @@ class Attacher:
         if kind == "submit":
             self._submit(connection, command.submit)
         elif kind == "cancel":
-            self._cancel(connection, command.cancel.stream_id)
+            self._cancel(self._roster.job(connection, command.cancel.stream_id), Cause.CLIENT_LEFT)
+        elif kind == "adopt":
+            self._adopt(connection, command.adopt)
         elif kind == "release":
             self._files.release(command.release.stream_id)
         elif kind == "welcome":
             self._welcome(connection, command.welcome)
+        elif kind == "draining" and not connection.draining:
+            self._drain(connection)
 
     def _welcome(self, connection: Connection, welcome: engine_pb2.Welcome) -> None:
         connection.welcomed = True
         connection.stream_bytes = welcome.stream_bytes
-        self._bell.connect(Ringer(welcome.doorbell_path))
+        connection.ringer = Ringer(welcome.doorbell_path)
+        # Connects now: the path is the successor's once this sidecar drains.
+        connection.ringer.ring()
+        self._bell.add(connection.ringer)
         self._backoff.reset()
         self._told = ""
-        # Logs of an earlier attachment: whoever could read them is gone.
-        self._files.release_all()
         log.info("attached to %s, version %s", self._engine_socket, welcome.sidecar_version)
         self._inbox.set_serving(True)
 
     def _submit(self, connection: Connection, submit: engine_pb2.Submit) -> None:
-        job = Job(submit, connection, self._bell, self._files)
-        connection.jobs[job.stream_id] = job
+        job = Job(submit, connection, self._bell, self._files, self._roster.over)
+        self._roster.add(job)
         if not self._inbox.put(job):
             job.reject(Code.UNAVAILABLE, Cause.STOPPING.value)
 
-    def _cancel(self, connection: Connection, stream_id: str) -> None:
-        job = connection.jobs.get(stream_id)
+    def _adopt(self, connection: Connection, adopt: engine_pb2.Adopt) -> None:
+        job = self._roster.job(connection, adopt.stream_id)
+        if job is not None:
+            job.adopt(adopt.slot if adopt.HasField("slot") else None)
+
+    def _cancel(self, job: Job | None, cause: Cause) -> None:
         if job is None:
             return
-        job.cancel(Cause.CLIENT_LEFT)
+        job.cancel(cause)
         if self._inbox.discard(job):
             job.abandon()
 
+    def _drain(self, connection: Connection) -> None:
+        self._roster.drain(connection)
+        self._inbox.set_serving(False)
+        self._note("draining")
+        log.info("the sidecar at %s is draining; attaching to its successor", self._engine_socket)
+        self._start(self._run_beside)
+
     def _detach(self, connection: Connection) -> None:
-        for job in list(connection.jobs.values()):
-            job.cancel(Cause.SIDECAR_LOST)
-        self._bell.connect(None)
+        self._roster.lose(connection)
+        if connection.ringer is not None:
+            self._bell.remove(connection.ringer)
         connection.close()
-        self._lost = [old for old in [*self._lost, connection] if old.jobs]
-        self._connection = None
-        for job in self._inbox.set_serving(False):
+        if connection.welcomed and not connection.draining:
+            self._inbox.set_serving(False)
+
+    def _drop_late(self) -> None:
+        """Cancel the jobs without a sidecar whose clients have stopped waiting."""
+        for job in self._roster.homeless():
+            if job.late and not job.cancelled:
+                self._cancel(job, Cause.TOO_LATE)
+
+    def _give_up(self, refused: AttachRefused) -> None:
+        untaken = self._inbox.refuse(str(refused))
+        for job in self._roster.jobs():
+            job.cancel(Cause.REFUSED)
+        for job in untaken:
             job.abandon()
+
+    def _tell(self, why: str) -> None:
+        """Log why there is no sidecar: once, and again only for a reason that lasts.
+
+        A restart passes through several in a second.
+        """
+        lasts = time.monotonic() - self._told_at_s >= NEWS_AFTER_S
+        if self._told and (why == self._told or not lasts):
+            return
+        log.warning("not attached to %s, trying again: %s", self._engine_socket, why)
+        self._note(why)
+
+    def _note(self, why: str) -> None:
+        self._told = why
+        self._told_at_s = time.monotonic()
 
 
 def _nobody_there(path: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from rrpa_sidecar.engine.identity import Identity
 from rrpa_sidecar.pb import engine_pb2
 from rrpa_sidecar.shm import layout
 from rrpa_sidecar.shm.directory import SegmentDirectory
+from rrpa_sidecar.shm.doorbell import Ringer
 from rrpa_sidecar.shm.table import TableWriter
 
 if TYPE_CHECKING:
@@ -29,15 +30,27 @@ CHANNEL_OPTIONS = (
 )
 
 
+ANNOUNCE_BYTES = 32 * 1024
+"""A message gets no more streams once it has so many: the sidecar takes up to 64 KiB."""
+
+
 class Connection:
-    """Where the jobs of one attachment create their logs and answer.
+    """Where the jobs of one attachment answer.
 
     welcomed: the sidecar took this engine.
-    lost: the call is over; what its jobs still write reaches nobody.
+    draining: it takes no new streams; those it has go on here.
+    lost: the call is over. Its jobs go on, and belong to the next attachment.
+    ringer: the sidecar's bell, once it said where that is.
     """
 
-    def __init__(self, identity: Identity, directory: SegmentDirectory, socket_path: str) -> None:
-        """Create the table and dial.
+    def __init__(
+        self,
+        identity: Identity,
+        directory: SegmentDirectory,
+        socket_path: str,
+        announced: Sequence[Job] = (),
+    ) -> None:
+        """Create the table, dial, and announce the jobs that the engine still has.
 
         Raises:
           ShmFull: no room for the table.
@@ -45,13 +58,20 @@ class Connection:
         """
         self.directory = directory
         self.stream_bytes = layout.DEFAULT_STREAM_BYTES
-        self.jobs: dict[str, Job] = {}
         self.welcomed = False
+        self.draining = False
         self.lost = False
+        self.ringer: Ringer | None = None
         table_id, nonce = os.urandom(16).hex(), os.urandom(layout.NONCE_BYTES)
-        self.table = TableWriter.create(directory, table_id, identity.capacity, nonce)
+        self._table: TableWriter | None = TableWriter.create(
+            directory, table_id, identity.capacity, nonce
+        )
+        # After a hand-over there may be more than a sidecar takes with Hello.
+        first, others = announced[: identity.capacity], announced[identity.capacity :]
         self._outbox: SimpleQueue[engine_pb2.AttachRequest | None] = SimpleQueue()
-        self._outbox.put(identity.hello(directory, table_id, nonce))
+        self._outbox.put(identity.hello(directory, table_id, nonce, len(first)))
+        self.announce(first)
+        self.announce(others)
         self._channel = grpc.insecure_channel(f"unix:{socket_path}", options=CHANNEL_OPTIONS)
         attach = self._channel.stream_stream(
             ATTACH,
@@ -69,9 +89,26 @@ class Connection:
         for message in self._call:
             yield from message.commands
 
-    def reject(self, stream_id: str, code: int, text: str) -> None:
+    def place(self, slot: int) -> tuple[TableWriter, int]:
+        """Return where a log in `slot` says how it grows. Not after `close`."""
+        assert self._table is not None
+        return self._table, slot
+
+    def announce(self, jobs: Sequence[Job]) -> None:
+        """Say that these jobs of an earlier attachment are not over. Thread-safe."""
+        announce, size = engine_pb2.Announce(), 0
+        for job in jobs:
+            stream = job.announcement()
+            announce.streams.append(stream)
+            size += stream.ByteSize()
+            if size >= ANNOUNCE_BYTES:
+                self._outbox.put(engine_pb2.AttachRequest(announce=announce))
+                announce, size = engine_pb2.Announce(), 0
+        if size:
+            self._outbox.put(engine_pb2.AttachRequest(announce=announce))
+
+    def reject(self, rejected: engine_pb2.Rejected) -> None:
         """Say that a submission will not begin. Thread-safe."""
-        rejected = engine_pb2.Rejected(stream_id=stream_id, code=code, message=text)
         self._outbox.put(engine_pb2.AttachRequest(rejected=rejected))
 
     def hang_up(self) -> None:
@@ -83,16 +120,14 @@ class Connection:
         self._call.cancel()  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
-        """Mark as lost, end the call and remove the table's name. Idempotent."""
-        self.lost = True
+        """End the call and remove the table's name.
+
+        The table itself goes with the last log that says there how it grows: when it has moved
+        or ended.
+        """
         self.hang_up()
         self._call.cancel()  # type: ignore[no-untyped-call]
         self._channel.close()
-        # Jobs that still run may set their words until the last of them is over.
-        self.table.unlink()
-        self.close_table()
-
-    def close_table(self) -> None:
-        """Drop the table once the connection is lost and its last job is over."""
-        if self.lost and not self.jobs:
-            self.table.close()
+        if self._table is not None:
+            self._table.unlink()
+            self._table = None

@@ -33,7 +33,8 @@ def attach(
     """Attach to the sidecar and return the engine's end. Use it in a `with` statement.
 
     Returns at once. A background thread dials until the sidecar is there, and again whenever
-    it went away; jobs of a lost connection are cancelled.
+    it went away. What an engine does when the sidecar dies, restarts or is replaced: nothing. Its
+    jobs go on, the library tells the next sidecar of them, and no byte is lost.
 
     engine_socket: the sidecar's `--engine-socket`.
     models: names that clients ask for.
@@ -62,7 +63,8 @@ class Engine:
         self.identity = identity
         self._files = OwnFiles(directory)
         self._bell = StepBell()
-        self._inbox = Inbox()
+        self._pid = os.getpid()
+        self._inbox = Inbox(identity.capacity)
         self._attacher = Attacher(
             identity, directory, engine_socket, self._inbox, self._bell, self._files
         )
@@ -89,7 +91,9 @@ class Engine:
             yield job
 
     def poll(self) -> list[Job]:
-        """Return all jobs that came since the last call; never waits.
+        """Return the jobs that came since the last call; never waits.
+
+        Not more than `capacity` are open at once, whatever sidecars say: the others wait.
 
         Raises:
           AttachRefused: see the class.
@@ -138,16 +142,22 @@ class Engine:
         """Detach and leave nothing behind: no thread, no file. Idempotent.
 
         Jobs that are still open end with UNAVAILABLE; no other thread may use them any more.
-        Waits up to a second for the sidecar to read what was written last.
+        Waits up to a second for the sidecar to read what was written last. The ended logs of
+        resumable jobs stay, also where no sidecar is there: the next one removes them when
+        their time is over.
+
+        In a forked child nothing happens: the jobs are its parent's.
         """
+        if os.getpid() != self._pid:
+            return
         self.stop()
         for job in self._attacher.open_jobs():
             job.abandon()
         until = time.monotonic() + CLOSE_GRACE_S
-        while self.serving and not self._files.all_gone() and time.monotonic() < until:
+        while self._attacher.attached and not self._files.rest_gone() and time.monotonic() < until:
             time.sleep(0.02)
         self._attacher.close()
-        self._files.release_all()
+        self._files.release_rest()
 
     def __enter__(self) -> Self:
         return self

@@ -18,20 +18,23 @@ log = logging.getLogger(__name__)
 class OwnFiles:
     """Remembers which logs exist because of us. Thread-safe.
 
-    The sidecar removes a log when nobody reads it any more. The engine removes one only when
-    the sidecar may not (Release), when the sidecar that knew it is gone, or when it stops.
+    The sidecar removes a log when nobody reads it any more; one that died leaves that to the
+    next. The engine removes a log only when the sidecar may not (Release), and those it leaves
+    behind when it exits, which nobody is going to ask for; a resumable one still may be.
     """
 
     def __init__(self, directory: SegmentDirectory) -> None:
         self._directory = directory
         self._lock = Lock()
-        self._ended: set[str] = set()
+        self._ended: dict[str, bool] = {}
+        """Stream id → whether the log is left for the sidecar when we exit."""
+        self._sidecar_may_not = False
         self._prune_at = PRUNE_AT
 
-    def ended(self, stream_id: str) -> None:
+    def ended(self, stream_id: str, *, resumable: bool) -> None:
         """Note that we write this log no more; its file may still be read."""
         with self._lock:
-            self._ended.add(stream_id)
+            self._ended[stream_id] = resumable
             if len(self._ended) >= self._prune_at:
                 self._forget_gone()
                 self._prune_at = max(PRUNE_AT, 2 * len(self._ended))
@@ -42,25 +45,41 @@ class OwnFiles:
             if stream_id not in self._ended:
                 log.warning("asked to remove %r, which is no ended log of ours", stream_id[:64])
                 return
-            self._ended.discard(stream_id)
+            del self._ended[stream_id]
+            self._sidecar_may_not = True
         self._unlink(stream_id)
 
-    def release_all(self) -> None:
-        """Unlink every ended log."""
+    def release_rest(self) -> None:
+        """Unlink every ended log that nobody will remove or ask for once we are gone."""
         with self._lock:
-            ended, self._ended = self._ended, set()
-        for stream_id in ended:
+            rest = self._rest()
+            for stream_id in rest:
+                del self._ended[stream_id]
+        for stream_id in rest:
             self._unlink(stream_id)
 
-    def all_gone(self) -> bool:
-        """Whether the sidecar has removed every ended log."""
+    def rest_gone(self) -> bool:
+        """Whether the sidecar has removed all that `release_rest` would."""
         with self._lock:
             self._forget_gone()
-            return not self._ended
+            return not self._rest()
+
+    def _rest(self) -> list[str]:
+        # Where the sidecar could not remove one of ours it can remove none, and a resumable log
+        # that we leave would stay for ever.
+        return [
+            stream_id
+            for stream_id, resumable in self._ended.items()
+            if self._sidecar_may_not or not resumable
+        ]
 
     def _forget_gone(self) -> None:
         present = set(self._directory.names())
-        self._ended = {key for key in self._ended if layout.log_name(key) in present}
+        self._ended = {
+            stream_id: resumable
+            for stream_id, resumable in self._ended.items()
+            if layout.log_name(stream_id) in present
+        }
 
     def _unlink(self, stream_id: str) -> None:
         try:

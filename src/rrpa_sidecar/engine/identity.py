@@ -27,9 +27,12 @@ class Identity:
     build: str
 
     def hello(
-        self, directory: SegmentDirectory, table_id: str, nonce: bytes
+        self, directory: SegmentDirectory, table_id: str, nonce: bytes, announced: int
     ) -> engine_pb2.AttachRequest:
-        """Return the first message of an attachment whose table is `table_id`."""
+        """Return the first message of an attachment whose table is `table_id`.
+
+        announced: streams of earlier attachments that are said next.
+        """
         where = directory.identity()
         return engine_pb2.AttachRequest(
             hello=engine_pb2.Hello(
@@ -43,6 +46,7 @@ class Identity:
                 shm_dir=where.path,
                 shm_device=where.st_dev,
                 boot_id=where.boot_id,
+                announced=announced,
             )
         )
 

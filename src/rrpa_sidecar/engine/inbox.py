@@ -13,15 +13,21 @@ from rrpa_sidecar.errors import AttachRefused
 class Inbox:
     """Where the engine's loop waits. Thread-safe.
 
+    A job stays here while `capacity` others are open: a sidecar submits no more than that, but
+    another one that drains, or was lost, has jobs of its own running.
+
     serving: attached now. stopping: no more jobs are taken in. refused: why none ever will be.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, capacity: int) -> None:
+        """capacity: most jobs that the loop has at once."""
         self.serving = False
         self.stopping = False
         self.refused: AttachRefused | None = None
         self._changed = Condition()
         self._jobs: deque[Job] = deque()
+        self._capacity = capacity
+        self._taken: set[Job] = set()
         self._news = False
 
     # The loop's side; each call raises AttachRefused once the sidecar refused the engine.
@@ -29,23 +35,29 @@ class Inbox:
     def take(self) -> Job | None:
         """Wait for the next job; None once stopping."""
         with self._changed:
-            self._wait(lambda: bool(self._jobs), None)
-            return None if self.stopping else self._jobs.popleft()
+            self._wait(self._ready, None)
+            if self.stopping:
+                return None
+            job = self._jobs.popleft()
+            self._taken.add(job)
+            return job
 
     def take_all(self) -> list[Job]:
-        """Return all jobs; never waits."""
+        """Return all jobs there is room for; never waits."""
         if not self._jobs and self.refused is None:  # the common case, without the lock
             return []
         self._raise_if_refused()
+        jobs = []
         with self._changed:
-            jobs = list(self._jobs)
-            self._jobs.clear()
+            while self._ready():
+                jobs.append(self._jobs.popleft())
+                self._taken.add(jobs[-1])
         return jobs
 
     def wait_news(self, timeout_s: float | None) -> bool:
         """Wait for a job or news; forget the news."""
         with self._changed:
-            there_is = self._wait(lambda: self._news or bool(self._jobs), timeout_s)
+            there_is = self._wait(lambda: self._news or self._ready(), timeout_s)
             self._news = False
             return there_is
 
@@ -55,12 +67,19 @@ class Inbox:
             self._wait(lambda: self.serving, timeout_s)
             return self.serving
 
+    def over(self, job: Job) -> None:
+        """Note that `job` has ended: there may be room for another."""
+        with self._changed:
+            self._taken.discard(job)
+            if self._jobs:
+                self._changed.notify_all()
+
     # The background thread's side.
 
     def put(self, job: Job) -> bool:
-        """Add a job; False when stopping."""
+        """Add a job; False when nobody will take it."""
         with self._changed:
-            if self.stopping:
+            if self.stopping or self.refused is not None:
                 return False
             self._jobs.append(job)
             self._changed.notify_all()
@@ -83,25 +102,28 @@ class Inbox:
             self._changed.notify_all()
             return self._emptied()
 
-    def set_serving(self, serving: bool) -> list[Job]:
-        """Note that the engine was attached or detached; detached: return the untaken jobs."""
+    def set_serving(self, serving: bool) -> None:
+        """Note that the engine was attached or detached."""
         with self._changed:
             self.serving = serving
             self._news = True
             self._changed.notify_all()
-            return [] if serving else self._emptied()
 
-    def refuse(self, why: str) -> None:
-        """Make every wait raise AttachRefused, from now on."""
+    def refuse(self, why: str) -> list[Job]:
+        """Make every wait raise AttachRefused, from now on; return the jobs that nobody took."""
         with self._changed:
             self.refused = AttachRefused(why)
             self._changed.notify_all()
+            return self._emptied()
 
     def wake(self) -> None:
         """Make `wait_news` return."""
         with self._changed:
             self._news = True
             self._changed.notify_all()
+
+    def _ready(self) -> bool:
+        return bool(self._jobs) and len(self._taken) < self._capacity
 
     def _emptied(self) -> list[Job]:
         jobs = list(self._jobs)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import logging
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
+from threading import Lock
 from types import TracebackType
 from typing import Self
 
@@ -19,6 +22,7 @@ from rrpa_sidecar.engine.reasons import FAILED, Usage, reason_number
 from rrpa_sidecar.errors import InvalidRequest, LogFull, RRPAError, ShmFull, StreamMisuse
 from rrpa_sidecar.pb import engine_pb2, rrpa_pb2
 from rrpa_sidecar.shm.end import End
+from rrpa_sidecar.shm.table import TableWriter
 from rrpa_sidecar.shm.writer import LogWriter
 from rrpa_sidecar.status import Code, one_line, status_of
 
@@ -31,6 +35,10 @@ class Job:
     A job belongs to one thread at a time. The sidecar sets `cancelled` from another thread, at
     once; the next `write` then raises JobCancelled, and nothing else needs to be done.
 
+    When the sidecar dies or is replaced, nothing needs to be done at all: go on. What is written
+    meanwhile waits in shared memory, the next sidecar is told of the job, and its client reads
+    on where it was.
+
     As a context manager a job never outlives its block: an exception fails this stream alone
     (InvalidRequest with INVALID_ARGUMENT, any other with INTERNAL), JobOver passes silently,
     and a block that ends without `finish` gives the reason UNSPECIFIED.
@@ -41,27 +49,42 @@ class Job:
       request_id, traceparent: the client's labels, for logs and traces; maybe empty.
       priority: lower is earlier.
       timeout_s: seconds the client will still wait, counted from the submission; None: for ever.
-      cancelled: nobody reads this stream any more, or the engine is stopping.
+      resumable: the client may come back for the rest after it left.
+      cancelled: nobody wants this stream any more, or the engine is stopping.
       over: the end is recorded; nothing more can be written.
     """
 
     def __init__(
-        self, submit: engine_pb2.Submit, connection: Connection, bell: StepBell, files: OwnFiles
+        self,
+        submit: engine_pb2.Submit,
+        connection: Connection,
+        bell: StepBell,
+        files: OwnFiles,
+        on_over: Callable[[Job], None],
     ) -> None:
+        """on_over: called once when the job is over, by whichever thread ended it."""
         self.stream_id = submit.stream_id
         self.request_bytes = submit.request
         self.request_id = submit.request_id
         self.traceparent = submit.traceparent
         self.priority = submit.priority
         self.timeout_s = submit.timeout_ms / 1000 if submit.HasField("timeout_ms") else None
+        self.resumable = submit.resumable
         self.cancelled = False
         self.over = False
+        self.connection = connection
         self._cause = Cause.CLIENT_LEFT
-        self._slot = submit.slot
-        self._connection = connection
+        self._late_s = None if self.timeout_s is None else time.monotonic() + self.timeout_s
         self._bell = bell
         self._files = files
+        self._on_over = on_over
         self._log: LogWriter | None = None
+        self._unheard: engine_pb2.Rejected | None = None
+        # Where the log is to be created; the writer has it from then on.
+        self._place: tuple[TableWriter, int] | None = connection.place(submit.slot)
+        self._stream_bytes = connection.stream_bytes
+        # Held where the job begins, ends, or gets another sidecar; not by `write`.
+        self._lock = Lock()
 
     @cached_property
     def request(self) -> rrpa_pb2.CreateStreamRequest:
@@ -159,15 +182,22 @@ class Job:
 
     def reject(self, code: Code | int, text: str) -> None:
         """Refuse the job before it begins; no log is created. As `fail` otherwise."""
-        if self.over:
-            raise self._ended_already()
-        if self.begun:
-            raise StreamMisuse(f"stream {self.stream_id} has begun and cannot be rejected")
         number = _checked(code)
-        self.over = True
-        if not self._connection.lost:
-            self._connection.reject(self.stream_id, number, one_line(text))
-        self._forget()
+        rejected = engine_pb2.Rejected(
+            stream_id=self.stream_id, code=number, message=one_line(text)
+        )
+        with self._lock:
+            if self.over:
+                raise self._ended_already()
+            if self.begun:
+                raise StreamMisuse(f"stream {self.stream_id} has begun and cannot be rejected")
+            self.over = True
+            self._place = None
+            if not self.connection.lost:
+                self.connection.reject(rejected)
+            elif not self.cancelled:  # somebody may ask the next sidecar for this stream
+                self._unheard = rejected
+        self._on_over(self)
 
     def fail_with(self, error: Exception) -> None:
         """End the stream because of an exception, as leaving the `with` block by it would.
@@ -218,31 +248,93 @@ class Job:
         if not self.over:
             self._end_cancelled()
 
+    # What follows is for the library's own thread.
+
+    @property
+    def late(self) -> bool:
+        """Whether the client's deadline has passed and nobody can come back for the rest."""
+        late_s = self._late_s
+        return late_s is not None and not self.resumable and time.monotonic() >= late_s
+
+    @property
+    def unheard(self) -> bool:
+        """Whether the job was rejected while no sidecar was there to hear it."""
+        return self._unheard is not None
+
+    def announcement(self) -> engine_pb2.OpenStream:
+        """Return what the next sidecar is told of this job."""
+        return engine_pb2.OpenStream(
+            stream_id=self.stream_id,
+            model=self._model(),
+            resumable=self.resumable,
+            begun=self.begun,
+            request_id=self.request_id,
+        )
+
+    def _model(self) -> str:
+        try:
+            return self.request.model
+        except InvalidRequest:  # no sidecar of ours submits that, and the stream ends with it
+            return "unknown"
+
+    def belong_to(self, connection: Connection) -> None:
+        """Answer on `connection`, which has just announced this job."""
+        with self._lock:
+            self.connection = connection
+            if self._unheard is not None:
+                connection.reject(self._unheard)
+                self._unheard = None
+
+    def adopt(self, slot: int | None) -> None:
+        """Say in `slot` of the connection's table how the log grows; None: nowhere.
+
+        Raises:
+          StreamMisuse: there is no such slot.
+        """
+        with self._lock:
+            if self.over:
+                return
+            self._stream_bytes = self.connection.stream_bytes
+            place = None if slot is None else self.connection.place(slot)
+            if self._log is None:
+                self._place = place
+            elif place is None:
+                self._log.move_to(None)
+            else:
+                self._log.move_to(*place)
+        self._bell.ring()
+
     def _open_log(self) -> LogWriter:
         if self._log is not None:
             return self._log
         if self.over:
             raise self._ended_already()
-        connection = self._connection
         try:
-            self._log = LogWriter.create(
-                connection.directory,
-                self.stream_id,
-                stream_bytes=connection.stream_bytes,
-                table=connection.table,
-                slot=self._slot,
-            )
+            with self._lock:
+                self._log = self._created()
         except (RRPAError, OSError) as exc:
             log.error("cannot create the log of stream %s: %s", self.stream_id, exc)
             self.reject(*_why_no_log(exc))
             raise JobOver(str(exc)) from exc
         return self._log
 
+    def _created(self) -> LogWriter:
+        table, slot = self._place or (None, 0)
+        made = LogWriter.create(
+            self.connection.directory,
+            self.stream_id,
+            stream_bytes=self._stream_bytes,
+            table=table,
+            slot=slot,
+        )
+        self._place = None
+        return made
+
     def _end_cancelled(self) -> None:
         if self.over:
             return
-        if self._cause is Cause.STOPPING:
-            self.fail(Code.UNAVAILABLE, "the engine is stopping; try again")
+        if self._cause.fails:
+            self.fail(Code.UNAVAILABLE, f"{self._cause.value}; try again")
         elif not self.begun:
             self.reject(Code.CANCELLED, self._cause.value)
         else:
@@ -250,30 +342,20 @@ class Job:
             self._end(End(reason=reason_number("cancelled"), completion_tokens=tokens))
 
     def _end(self, end: End) -> None:
-        if self.over:
-            raise self._ended_already()
-        assert self._log is not None
-        lost = self._connection.lost
-        if lost:
-            # Nobody may take a cut answer for a whole one: readers must see a lost writer.
-            self._log.close()
-        else:
+        with self._lock:
+            if self.over:
+                raise self._ended_already()
+            assert self._log is not None
             self._log.finish(end)
-        self.over = True
-        self._files.ended(self.stream_id)
-        if lost:  # who reads it has it open, and the sidecar of the next attachment knows it not
-            self._files.release(self.stream_id)
-        self._forget()
+            self.over = True
+        self._files.ended(self.stream_id, resumable=self.resumable)
+        self._on_over(self)
         self._bell.ring()
 
     def _ended_already(self) -> StreamMisuse:
         return StreamMisuse(
             f"stream {self.stream_id} has ended already; nothing may follow its end"
         )
-
-    def _forget(self) -> None:
-        self._connection.jobs.pop(self.stream_id, None)
-        self._connection.close_table()
 
 
 def _checked(code: Code | int) -> Code:

@@ -10,12 +10,19 @@ class JobOver(Exception):
 
 
 class JobCancelled(JobOver):
-    """The client left, the sidecar went away, or the engine is stopping."""
+    """Nobody wants this stream any more, or the engine cannot go on. A lost sidecar is no reason:
+    jobs go on without one."""
 
 
 class Cause(Enum):
     """Who ended the work. The value is the sentence of `JobCancelled`."""
 
     CLIENT_LEFT = "the client left"
-    SIDECAR_LOST = "the connection to the sidecar is gone"
+    TOO_LATE = "the client's deadline passed while no sidecar was there"
     STOPPING = "the engine is stopping"
+    REFUSED = "the sidecar takes this engine no more"
+
+    @property
+    def fails(self) -> bool:
+        """Whether somebody may still wait for the answer, and must not take it for whole."""
+        return self in (Cause.STOPPING, Cause.REFUSED)
