@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 
 import rrpa_sidecar.engine.engine as engine_module
 from rrpa_sidecar.engine import AttachRefused, Code, JobCancelled, attach
-from rrpa_sidecar.engine.backoff import FIRST_S, LONGEST_S, Backoff
+from rrpa_sidecar.engine.attacher import _nobody_there
+from rrpa_sidecar.engine.backoff import EAGER_LOOKS, FIRST_S, LONGEST_S, Backoff
 from rrpa_sidecar.engine.bell import StepBell
 from rrpa_sidecar.errors import ShmFull, StartupError, StreamMisuse
 from rrpa_sidecar.pb import engine_pb2
@@ -326,3 +328,32 @@ def test_backoff_doubles_is_spread_and_has_an_edge() -> None:
     assert len(set(waits[8:])) > 1
     backoff.reset()
     assert backoff.next_s() <= FIRST_S
+
+
+def test_looks_for_a_sidecar_are_eager_for_a_while_and_then_as_rare_as_tries() -> None:
+    backoff = Backoff(Random(7))
+    eager = [backoff.next_s(only_looked=True) for _ in range(EAGER_LOOKS + 1)]
+    assert max(eager) <= FIRST_S
+    assert sum(eager) > 2 * LONGEST_S
+    later = [backoff.next_s(only_looked=True) for _ in range(8)]
+    assert later[0] > FIRST_S / 2
+    assert all(LONGEST_S / 2 <= wait <= LONGEST_S for wait in later[5:])
+    backoff.reset()
+    assert backoff.next_s(only_looked=True) <= FIRST_S
+    assert backoff.next_s(only_looked=True) <= FIRST_S
+
+
+def test_socket_whose_queue_is_full_counts_as_a_sidecar(short_dir: Path) -> None:
+    """It is busy, not away; so the engine dials, and waits in the dial."""
+    path = str(short_dir / "rrpa.sock")
+    made = [socket.socket(socket.AF_UNIX) for _ in range(3)]
+    busy, first, second = made
+    busy.bind(path)
+    busy.listen(0)
+    first.connect(path)
+    second.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        second.connect(path)
+    assert _nobody_there(path) == ""
+    for each in made:
+        each.close()

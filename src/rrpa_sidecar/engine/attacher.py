@@ -103,15 +103,17 @@ class Attacher:
     def _run(self) -> None:
         while not self._closed.is_set():
             self._drop_late()
+            # A look costs no table and no dial, so there can be many of them.
+            nobody = _nobody_there(self._engine_socket)
             try:
-                why = self._attach_once()
+                why = nobody or self._attach_once()
             except AttachRefused as exc:
                 self._give_up(exc)
                 return
             if why is None or self._closed.is_set():
                 return
             self._tell(why)
-            self._closed.wait(self._backoff.next_s())
+            self._closed.wait(self._backoff.next_s(only_looked=bool(nobody)))
 
     def _run_beside(self) -> None:
         """Dial after a sidecar began to drain: its successor comes up now."""
