@@ -298,7 +298,7 @@ def test_announcements_fit_the_sidecars_messages_and_its_capacity(
     request = rrpa_pb2.CreateStreamRequest(model="m" * 128).SerializeToString()
 
     def submit_all(to: Attachment) -> list[str]:
-        label = "é" * 128
+        label = "r" * 256
         return [
             sidecar.submit_raw(to, request, slot=slot, request_id=label) for slot in range(capacity)
         ]
