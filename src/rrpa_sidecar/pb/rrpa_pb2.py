@@ -26,7 +26,7 @@ from google.api import annotations_pb2 as google_dot_api_dot_annotations__pb2
 from google.api import httpbody_pb2 as google_dot_api_dot_httpbody__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12rrpa/v1/rrpa.proto\x12\x07rrpa.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x19google/api/httpbody.proto\"\x98\x04\n\x13\x43reateStreamRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\"\n\x08messages\x18\x02 \x03(\x0b\x32\x10.rrpa.v1.Message\x12\x13\n\x06prompt\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x04 \x01(\x11H\x01\x88\x01\x01\x12\x16\n\x0estop_sequences\x18\x05 \x03(\t\x12\x18\n\x0btemperature\x18\x06 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x08 \x01(\x11H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\t \x01(\x01H\x05\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x12H\x06\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0b \x01(\x01H\x07\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0c \x01(\x01H\x08\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\r \x01(\x01H\t\x88\x01\x01\x12\x17\n\nignore_eos\x18\x0e \x01(\x08H\n\x88\x01\x01\x42\t\n\x07_promptB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\r\n\x0b_ignore_eosJ\x04\x08\x0f\x10 \"(\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"b\n\x14\x43reateStreamResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x12!\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x0f.rrpa.v1.FinishH\x00\x42\x07\n\x05\x66rame\"|\n\x06\x46inish\x12%\n\x06reason\x18\x01 \x01(\x0e\x32\x15.rrpa.v1.FinishReason\x12\x1a\n\rstop_sequence\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x1d\n\x05usage\x18\x03 \x01(\x0b\x32\x0e.rrpa.v1.UsageB\x10\n\x0e_stop_sequence\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\x13\n\x11ListModelsRequest\"4\n\x12ListModelsResponse\x12\x1e\n\x06models\x18\x01 \x03(\x0b\x32\x0e.rrpa.v1.Model\"H\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x65ngines\x18\x02 \x01(\r\x12\x10\n\x08\x63\x61pacity\x18\x03 \x01(\r\x12\x0e\n\x06\x61\x63tive\x18\x04 \x01(\r*\xb6\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1f\n\x1b\x46INISH_REASON_STOP_SEQUENCE\x10\x03\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x04\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x05\x32\x83\x02\n\x0bRRPAService\x12M\n\x0c\x43reateStream\x12\x1c.rrpa.v1.CreateStreamRequest\x1a\x1d.rrpa.v1.CreateStreamResponse0\x01\x12\x45\n\nListModels\x12\x1a.rrpa.v1.ListModelsRequest\x1a\x1b.rrpa.v1.ListModelsResponse\x12^\n\rCreateMessage\x12\x1c.rrpa.v1.CreateStreamRequest\x1a\x14.google.api.HttpBody\"\x17\x82\xd3\xe4\x93\x02\x11\"\x0c/v2/messages:\x01*0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12rrpa/v1/rrpa.proto\x12\x07rrpa.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x19google/api/httpbody.proto\"\x98\x04\n\x13\x43reateStreamRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\"\n\x08messages\x18\x02 \x03(\x0b\x32\x10.rrpa.v1.Message\x12\x13\n\x06prompt\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x04 \x01(\x11H\x01\x88\x01\x01\x12\x16\n\x0estop_sequences\x18\x05 \x03(\t\x12\x18\n\x0btemperature\x18\x06 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x08 \x01(\x11H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\t \x01(\x01H\x05\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x12H\x06\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0b \x01(\x01H\x07\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0c \x01(\x01H\x08\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\r \x01(\x01H\t\x88\x01\x01\x12\x17\n\nignore_eos\x18\x0e \x01(\x08H\n\x88\x01\x01\x42\t\n\x07_promptB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\r\n\x0b_ignore_eosJ\x04\x08\x0f\x10 \"(\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"b\n\x14\x43reateStreamResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x12!\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x0f.rrpa.v1.FinishH\x00\x42\x07\n\x05\x66rame\"|\n\x06\x46inish\x12%\n\x06reason\x18\x01 \x01(\x0e\x32\x15.rrpa.v1.FinishReason\x12\x1a\n\rstop_sequence\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x1d\n\x05usage\x18\x03 \x01(\x0b\x32\x0e.rrpa.v1.UsageB\x10\n\x0e_stop_sequence\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"8\n\x13ResumeStreamRequest\x12\x11\n\tstream_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"(\n\x13\x43\x61ncelStreamRequest\x12\x11\n\tstream_id\x18\x01 \x01(\t\"\x16\n\x14\x43\x61ncelStreamResponse\"\x13\n\x11ListModelsRequest\"4\n\x12ListModelsResponse\x12\x1e\n\x06models\x18\x01 \x03(\x0b\x32\x0e.rrpa.v1.Model\"H\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x65ngines\x18\x02 \x01(\r\x12\x10\n\x08\x63\x61pacity\x18\x03 \x01(\r\x12\x0e\n\x06\x61\x63tive\x18\x04 \x01(\r*\xb6\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1f\n\x1b\x46INISH_REASON_STOP_SEQUENCE\x10\x03\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x04\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x05\x32\x87\x04\n\x0bRRPAService\x12M\n\x0c\x43reateStream\x12\x1c.rrpa.v1.CreateStreamRequest\x1a\x1d.rrpa.v1.CreateStreamResponse0\x01\x12\x45\n\nListModels\x12\x1a.rrpa.v1.ListModelsRequest\x1a\x1b.rrpa.v1.ListModelsResponse\x12^\n\rCreateMessage\x12\x1c.rrpa.v1.CreateStreamRequest\x1a\x14.google.api.HttpBody\"\x17\x82\xd3\xe4\x93\x02\x11\"\x0c/v2/messages:\x01*0\x01\x12M\n\x0cResumeStream\x12\x1c.rrpa.v1.ResumeStreamRequest\x1a\x1d.rrpa.v1.CreateStreamResponse0\x01\x12\x66\n\rResumeMessage\x12\x1c.rrpa.v1.ResumeStreamRequest\x1a\x14.google.api.HttpBody\"\x1f\x82\xd3\xe4\x93\x02\x19\x12\x17/v2/streams/{stream_id}0\x01\x12K\n\x0c\x43\x61ncelStream\x12\x1c.rrpa.v1.CancelStreamRequest\x1a\x1d.rrpa.v1.CancelStreamResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,8 +35,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RRPASERVICE'].methods_by_name['CreateMessage']._loaded_options = None
   _globals['_RRPASERVICE'].methods_by_name['CreateMessage']._serialized_options = b'\202\323\344\223\002\021\"\014/v2/messages:\001*'
-  _globals['_FINISHREASON']._serialized_start=1127
-  _globals['_FINISHREASON']._serialized_end=1309
+  _globals['_RRPASERVICE'].methods_by_name['ResumeMessage']._loaded_options = None
+  _globals['_RRPASERVICE'].methods_by_name['ResumeMessage']._serialized_options = b'\202\323\344\223\002\031\022\027/v2/streams/{stream_id}'
+  _globals['_FINISHREASON']._serialized_start=1251
+  _globals['_FINISHREASON']._serialized_end=1433
   _globals['_CREATESTREAMREQUEST']._serialized_start=89
   _globals['_CREATESTREAMREQUEST']._serialized_end=625
   _globals['_MESSAGE']._serialized_start=627
@@ -47,12 +49,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FINISH']._serialized_end=893
   _globals['_USAGE']._serialized_start=895
   _globals['_USAGE']._serialized_end=975
-  _globals['_LISTMODELSREQUEST']._serialized_start=977
-  _globals['_LISTMODELSREQUEST']._serialized_end=996
-  _globals['_LISTMODELSRESPONSE']._serialized_start=998
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1050
-  _globals['_MODEL']._serialized_start=1052
-  _globals['_MODEL']._serialized_end=1124
-  _globals['_RRPASERVICE']._serialized_start=1312
-  _globals['_RRPASERVICE']._serialized_end=1571
+  _globals['_RESUMESTREAMREQUEST']._serialized_start=977
+  _globals['_RESUMESTREAMREQUEST']._serialized_end=1033
+  _globals['_CANCELSTREAMREQUEST']._serialized_start=1035
+  _globals['_CANCELSTREAMREQUEST']._serialized_end=1075
+  _globals['_CANCELSTREAMRESPONSE']._serialized_start=1077
+  _globals['_CANCELSTREAMRESPONSE']._serialized_end=1099
+  _globals['_LISTMODELSREQUEST']._serialized_start=1101
+  _globals['_LISTMODELSREQUEST']._serialized_end=1120
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1122
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1174
+  _globals['_MODEL']._serialized_start=1176
+  _globals['_MODEL']._serialized_end=1248
+  _globals['_RRPASERVICE']._serialized_start=1436
+  _globals['_RRPASERVICE']._serialized_end=1955
 # @@protoc_insertion_point(module_scope)

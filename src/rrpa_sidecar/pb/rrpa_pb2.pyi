@@ -94,6 +94,24 @@ class Usage(_message.Message):
     cached_tokens: int
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
+class ResumeStreamRequest(_message.Message):
+    __slots__ = ("stream_id", "offset")
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    stream_id: str
+    offset: int
+    def __init__(self, stream_id: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class CancelStreamRequest(_message.Message):
+    __slots__ = ("stream_id",)
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    stream_id: str
+    def __init__(self, stream_id: _Optional[str] = ...) -> None: ...
+
+class CancelStreamResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class ListModelsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

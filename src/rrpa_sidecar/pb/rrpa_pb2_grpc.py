@@ -36,26 +36,50 @@ class RRPAServiceStub(object):
     x-stream-id    Your name for this stream. Returned unchanged; made up when absent.
     x-priority     Integer, -100 to 100, lower is served earlier; 0 when absent.
     traceparent    W3C trace context; handed to the engine.
+    x-resumable    1: if I lose this call I will come back with ResumeStream, so go on
+    without me for a while. 0 when absent: leaving aborts. For CreateStream and
+    CreateMessage; a stream keeps what it was created with.
 
     Initial metadata, sent once the request is accepted and before the first token:
     x-request-id, x-stream-id   as above.
-    rrpa-stream-id              The server's own, unguessable name of the stream.
+    rrpa-stream-id              The server's own, unguessable name of the stream. Whoever knows
+    it may read the stream and cancel it: keep it as a secret.
+    rrpa-resume-window          Seconds for which the stream goes on without a reader; only of
+    a resumable stream.
 
     Trailing metadata:
     x-request-id, x-stream-id   as above; absent when the metadata itself was refused.
-    rrpa-offset     Bytes of `data` the stream had delivered when it ended; absent when the
-    request was not accepted.
+    rrpa-offset     Bytes of `data` that a client holds who has received everything up to here:
+    where this call began (0, but for resumed calls) and what it has delivered.
+    Absent when the request was not accepted.
     server-timing   Where the time to the first token went, in milliseconds
-    (queue, engine, sidecar); absent when there was no token.
+    (queue, engine, sidecar); absent when there was no token, and from resumed
+    calls.
+
+    Resuming. The bytes of a stream lie in the node's shared memory, not in a connection, so they
+    outlive both the connection and the sidecar. Remember rrpa-stream-id and count the bytes that
+    you have received; when the call breaks, ask ResumeStream for the rest. Every byte comes once.
+    While it is generated: a stream created with x-resumable: 1 goes on without a reader for
+    rrpa-resume-window seconds (--resume-window), then its engine is told to stop. Without
+    x-resumable leaving aborts it. If the sidecar itself was lost, all its streams have that
+    time from its return on.
+    After its end: for --shm-timeout (30 s as shipped) since the end, or since its last reader
+    left if that was later. Then it is NOT_FOUND. If memory is short, the oldest go sooner.
+    Several may read one stream at once, each from an offset of its own; all get equal bytes.
 
     Errors are a standard code and one line of text of less than 200 bytes. An engine may end a
     stream with any code but UNKNOWN; the sidecar's own are:
     INVALID_ARGUMENT    The request is wrong; sending it again will not help.
-    NOT_FOUND           No attached engine serves `model`.
+    NOT_FOUND           No attached engine serves `model`; there is no such stream (any more).
+    OUT_OF_RANGE        The stream has fewer bytes than the offset that was asked for.
     RESOURCE_EXHAUSTED  A limit was reached; the text names it and its size.
     UNAVAILABLE         No engine, draining, or the engine was lost. Try again, but only
-    while you have received no byte.
-    DEADLINE_EXCEEDED   Your deadline passed; the engine has been told to stop.
+    while you have received no byte. With a byte: if the sidecar stopped or
+    the connection broke, resume; if the engine was lost, resuming gives
+    the same bytes and the same status again.
+    CANCELLED           Somebody cancelled the stream, or you did.
+    DEADLINE_EXCEEDED   Your deadline passed; the engine has been told to stop, if the stream
+    is not resumable.
     INTERNAL            The engine failed. Do not retry; tell its owner.
     DATA_LOSS           The stream's shared memory is corrupt.
     """
@@ -81,6 +105,21 @@ class RRPAServiceStub(object):
                 request_serializer=rrpa_dot_v1_dot_rrpa__pb2.CreateStreamRequest.SerializeToString,
                 response_deserializer=google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
                 _registered_method=True)
+        self.ResumeStream = channel.unary_stream(
+                '/rrpa.v1.RRPAService/ResumeStream',
+                request_serializer=rrpa_dot_v1_dot_rrpa__pb2.ResumeStreamRequest.SerializeToString,
+                response_deserializer=rrpa_dot_v1_dot_rrpa__pb2.CreateStreamResponse.FromString,
+                _registered_method=True)
+        self.ResumeMessage = channel.unary_stream(
+                '/rrpa.v1.RRPAService/ResumeMessage',
+                request_serializer=rrpa_dot_v1_dot_rrpa__pb2.ResumeStreamRequest.SerializeToString,
+                response_deserializer=google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+                _registered_method=True)
+        self.CancelStream = channel.unary_unary(
+                '/rrpa.v1.RRPAService/CancelStream',
+                request_serializer=rrpa_dot_v1_dot_rrpa__pb2.CancelStreamRequest.SerializeToString,
+                response_deserializer=rrpa_dot_v1_dot_rrpa__pb2.CancelStreamResponse.FromString,
+                _registered_method=True)
 
 
 class RRPAServiceServicer(object):
@@ -93,33 +132,58 @@ class RRPAServiceServicer(object):
     x-stream-id    Your name for this stream. Returned unchanged; made up when absent.
     x-priority     Integer, -100 to 100, lower is served earlier; 0 when absent.
     traceparent    W3C trace context; handed to the engine.
+    x-resumable    1: if I lose this call I will come back with ResumeStream, so go on
+    without me for a while. 0 when absent: leaving aborts. For CreateStream and
+    CreateMessage; a stream keeps what it was created with.
 
     Initial metadata, sent once the request is accepted and before the first token:
     x-request-id, x-stream-id   as above.
-    rrpa-stream-id              The server's own, unguessable name of the stream.
+    rrpa-stream-id              The server's own, unguessable name of the stream. Whoever knows
+    it may read the stream and cancel it: keep it as a secret.
+    rrpa-resume-window          Seconds for which the stream goes on without a reader; only of
+    a resumable stream.
 
     Trailing metadata:
     x-request-id, x-stream-id   as above; absent when the metadata itself was refused.
-    rrpa-offset     Bytes of `data` the stream had delivered when it ended; absent when the
-    request was not accepted.
+    rrpa-offset     Bytes of `data` that a client holds who has received everything up to here:
+    where this call began (0, but for resumed calls) and what it has delivered.
+    Absent when the request was not accepted.
     server-timing   Where the time to the first token went, in milliseconds
-    (queue, engine, sidecar); absent when there was no token.
+    (queue, engine, sidecar); absent when there was no token, and from resumed
+    calls.
+
+    Resuming. The bytes of a stream lie in the node's shared memory, not in a connection, so they
+    outlive both the connection and the sidecar. Remember rrpa-stream-id and count the bytes that
+    you have received; when the call breaks, ask ResumeStream for the rest. Every byte comes once.
+    While it is generated: a stream created with x-resumable: 1 goes on without a reader for
+    rrpa-resume-window seconds (--resume-window), then its engine is told to stop. Without
+    x-resumable leaving aborts it. If the sidecar itself was lost, all its streams have that
+    time from its return on.
+    After its end: for --shm-timeout (30 s as shipped) since the end, or since its last reader
+    left if that was later. Then it is NOT_FOUND. If memory is short, the oldest go sooner.
+    Several may read one stream at once, each from an offset of its own; all get equal bytes.
 
     Errors are a standard code and one line of text of less than 200 bytes. An engine may end a
     stream with any code but UNKNOWN; the sidecar's own are:
     INVALID_ARGUMENT    The request is wrong; sending it again will not help.
-    NOT_FOUND           No attached engine serves `model`.
+    NOT_FOUND           No attached engine serves `model`; there is no such stream (any more).
+    OUT_OF_RANGE        The stream has fewer bytes than the offset that was asked for.
     RESOURCE_EXHAUSTED  A limit was reached; the text names it and its size.
     UNAVAILABLE         No engine, draining, or the engine was lost. Try again, but only
-    while you have received no byte.
-    DEADLINE_EXCEEDED   Your deadline passed; the engine has been told to stop.
+    while you have received no byte. With a byte: if the sidecar stopped or
+    the connection broke, resume; if the engine was lost, resuming gives
+    the same bytes and the same status again.
+    CANCELLED           Somebody cancelled the stream, or you did.
+    DEADLINE_EXCEEDED   Your deadline passed; the engine has been told to stop, if the stream
+    is not resumable.
     INTERNAL            The engine failed. Do not retry; tell its owner.
     DATA_LOSS           The stream's shared memory is corrupt.
     """
 
     def CreateStream(self, request, context):
         """Generates an answer and streams it as it is produced. Frames hold whole characters.
-        Leaving (cancel, deadline, closed connection) aborts the engine's work.
+        Leaving (cancel, deadline, closed connection) aborts the engine's work, at once or, with
+        x-resumable: 1, after the resume window.
         buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -144,6 +208,36 @@ class RRPAServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ResumeStream(self, request, context):
+        """Streams the rest of a stream, from an offset on, as it is produced. See "Resuming". A stream
+        that failed gives its remaining bytes and then the same status; one that is complete, and of
+        which you have every byte, gives its Finish alone.
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeMessage(self, request, context):
+        """The same as ResumeStream for callers that speak plain HTTP, with bodies as CreateMessage
+        has them. Behind Envoy: GET /v2/streams/{stream_id}?offset=N.
+        buf:lint:ignore RPC_REQUEST_STANDARD_NAME
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelStream(self, request, context):
+        """Tells the engine of a stream to stop now, whoever reads it. Its readers get what was written
+        until then and a Finish with CANCELLED. A stream that is over already stays as it is: OK.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RRPAServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -161,6 +255,21 @@ def add_RRPAServiceServicer_to_server(servicer, server):
                     servicer.CreateMessage,
                     request_deserializer=rrpa_dot_v1_dot_rrpa__pb2.CreateStreamRequest.FromString,
                     response_serializer=google_dot_api_dot_httpbody__pb2.HttpBody.SerializeToString,
+            ),
+            'ResumeStream': grpc.unary_stream_rpc_method_handler(
+                    servicer.ResumeStream,
+                    request_deserializer=rrpa_dot_v1_dot_rrpa__pb2.ResumeStreamRequest.FromString,
+                    response_serializer=rrpa_dot_v1_dot_rrpa__pb2.CreateStreamResponse.SerializeToString,
+            ),
+            'ResumeMessage': grpc.unary_stream_rpc_method_handler(
+                    servicer.ResumeMessage,
+                    request_deserializer=rrpa_dot_v1_dot_rrpa__pb2.ResumeStreamRequest.FromString,
+                    response_serializer=google_dot_api_dot_httpbody__pb2.HttpBody.SerializeToString,
+            ),
+            'CancelStream': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelStream,
+                    request_deserializer=rrpa_dot_v1_dot_rrpa__pb2.CancelStreamRequest.FromString,
+                    response_serializer=rrpa_dot_v1_dot_rrpa__pb2.CancelStreamResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -180,26 +289,50 @@ class RRPAService(object):
     x-stream-id    Your name for this stream. Returned unchanged; made up when absent.
     x-priority     Integer, -100 to 100, lower is served earlier; 0 when absent.
     traceparent    W3C trace context; handed to the engine.
+    x-resumable    1: if I lose this call I will come back with ResumeStream, so go on
+    without me for a while. 0 when absent: leaving aborts. For CreateStream and
+    CreateMessage; a stream keeps what it was created with.
 
     Initial metadata, sent once the request is accepted and before the first token:
     x-request-id, x-stream-id   as above.
-    rrpa-stream-id              The server's own, unguessable name of the stream.
+    rrpa-stream-id              The server's own, unguessable name of the stream. Whoever knows
+    it may read the stream and cancel it: keep it as a secret.
+    rrpa-resume-window          Seconds for which the stream goes on without a reader; only of
+    a resumable stream.
 
     Trailing metadata:
     x-request-id, x-stream-id   as above; absent when the metadata itself was refused.
-    rrpa-offset     Bytes of `data` the stream had delivered when it ended; absent when the
-    request was not accepted.
+    rrpa-offset     Bytes of `data` that a client holds who has received everything up to here:
+    where this call began (0, but for resumed calls) and what it has delivered.
+    Absent when the request was not accepted.
     server-timing   Where the time to the first token went, in milliseconds
-    (queue, engine, sidecar); absent when there was no token.
+    (queue, engine, sidecar); absent when there was no token, and from resumed
+    calls.
+
+    Resuming. The bytes of a stream lie in the node's shared memory, not in a connection, so they
+    outlive both the connection and the sidecar. Remember rrpa-stream-id and count the bytes that
+    you have received; when the call breaks, ask ResumeStream for the rest. Every byte comes once.
+    While it is generated: a stream created with x-resumable: 1 goes on without a reader for
+    rrpa-resume-window seconds (--resume-window), then its engine is told to stop. Without
+    x-resumable leaving aborts it. If the sidecar itself was lost, all its streams have that
+    time from its return on.
+    After its end: for --shm-timeout (30 s as shipped) since the end, or since its last reader
+    left if that was later. Then it is NOT_FOUND. If memory is short, the oldest go sooner.
+    Several may read one stream at once, each from an offset of its own; all get equal bytes.
 
     Errors are a standard code and one line of text of less than 200 bytes. An engine may end a
     stream with any code but UNKNOWN; the sidecar's own are:
     INVALID_ARGUMENT    The request is wrong; sending it again will not help.
-    NOT_FOUND           No attached engine serves `model`.
+    NOT_FOUND           No attached engine serves `model`; there is no such stream (any more).
+    OUT_OF_RANGE        The stream has fewer bytes than the offset that was asked for.
     RESOURCE_EXHAUSTED  A limit was reached; the text names it and its size.
     UNAVAILABLE         No engine, draining, or the engine was lost. Try again, but only
-    while you have received no byte.
-    DEADLINE_EXCEEDED   Your deadline passed; the engine has been told to stop.
+    while you have received no byte. With a byte: if the sidecar stopped or
+    the connection broke, resume; if the engine was lost, resuming gives
+    the same bytes and the same status again.
+    CANCELLED           Somebody cancelled the stream, or you did.
+    DEADLINE_EXCEEDED   Your deadline passed; the engine has been told to stop, if the stream
+    is not resumable.
     INTERNAL            The engine failed. Do not retry; tell its owner.
     DATA_LOSS           The stream's shared memory is corrupt.
     """
@@ -275,6 +408,87 @@ class RRPAService(object):
             '/rrpa.v1.RRPAService/CreateMessage',
             rrpa_dot_v1_dot_rrpa__pb2.CreateStreamRequest.SerializeToString,
             google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeStream(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/rrpa.v1.RRPAService/ResumeStream',
+            rrpa_dot_v1_dot_rrpa__pb2.ResumeStreamRequest.SerializeToString,
+            rrpa_dot_v1_dot_rrpa__pb2.CreateStreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeMessage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/rrpa.v1.RRPAService/ResumeMessage',
+            rrpa_dot_v1_dot_rrpa__pb2.ResumeStreamRequest.SerializeToString,
+            google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelStream(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rrpa.v1.RRPAService/CancelStream',
+            rrpa_dot_v1_dot_rrpa__pb2.CancelStreamRequest.SerializeToString,
+            rrpa_dot_v1_dot_rrpa__pb2.CancelStreamResponse.FromString,
             options,
             channel_credentials,
             insecure,
