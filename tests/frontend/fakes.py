@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -17,7 +18,7 @@ from rrpa_sidecar.config import Config
 from rrpa_sidecar.control.broker import Labels
 from rrpa_sidecar.control.engines import ModelInfo
 from rrpa_sidecar.control.live import Timing
-from rrpa_sidecar.errors import RRPAError
+from rrpa_sidecar.errors import RRPAError, StreamNotFound
 from rrpa_sidecar.frontend.batched.server import BatchedServer
 from rrpa_sidecar.frontend.grpcio.handlers import RRPAHandlers
 from rrpa_sidecar.frontend.grpcio.server import create_server
@@ -27,12 +28,15 @@ from rrpa_sidecar.stream.events import Data, Event, Failed, Finished
 
 STREAM = "/rrpa.v1.RRPAService/CreateStream"
 MESSAGE = "/rrpa.v1.RRPAService/CreateMessage"
+RESUME = "/rrpa.v1.RRPAService/ResumeStream"
+RESUME_MESSAGE = "/rrpa.v1.RRPAService/ResumeMessage"
+CANCEL = "/rrpa.v1.RRPAService/CancelStream"
 MODELS = "/rrpa.v1.RRPAService/ListModels"
 
 
 @dataclass
 class FakeStream:
-    """A LiveStream with a queue of events."""
+    """A Reading with a queue of events."""
 
     labels: Labels
     stream_id: str = "f" * 32
@@ -42,8 +46,14 @@ class FakeStream:
     left: int = 0
     polls: int = 0
     events: deque[Event | Exception] = field(default_factory=deque)
+    start_offset: int = 0
+    resumed: bool = False
     offset: int = 0
     put_bytes: int = 0
+
+    @property
+    def resumable(self) -> bool:
+        return self.labels.resumable
 
     def follow(self, place: object, word: int = 0) -> None:
         """There is no table here."""
@@ -83,12 +93,13 @@ class FakeStream:
 
 
 class FakeBroker:
-    """Opens FakeStreams, or raises `refusal`."""
+    """Opens and resumes FakeStreams, or raises `refusal`."""
 
     def __init__(self) -> None:
         self.streams: list[FakeStream] = []
         self.requests: list[bytes] = []
         self.timeouts: list[float | None] = []
+        self.cancelled: list[str] = []
         self.refusal: Exception | None = None
         self.on_open: Callable[[FakeStream], None] = lambda stream: None
 
@@ -101,6 +112,21 @@ class FakeBroker:
         self.streams.append(stream)
         self.on_open(stream)
         return stream
+
+    def resume(self, stream_id: str, offset: int, labels: Labels) -> FakeStream:
+        if self.refusal is not None:
+            raise self.refusal
+        stream = FakeStream(
+            labels, stream_id, start_offset=offset, resumed=True, offset=offset, put_bytes=offset
+        )
+        self.streams.append(stream)
+        self.on_open(stream)
+        return stream
+
+    def cancel_stream(self, stream_id: str) -> None:
+        if stream_id not in [stream.stream_id for stream in self.streams]:
+            raise StreamNotFound(f"no stream {stream_id}")
+        self.cancelled.append(stream_id)
 
     def models(self) -> list[ModelInfo]:
         if self.refusal is not None:
@@ -122,6 +148,9 @@ class Front:
 
     def stream(self, request: bytes = b"", **kwargs: object) -> grpc.aio.UnaryStreamCall:
         return self.channel.unary_stream(STREAM)(request, **kwargs)
+
+    def resume(self, request: bytes, method: str = RESUME, **kwargs: object) -> Any:
+        return self.channel.unary_stream(method)(request, **kwargs)
 
     def message(self, request: bytes = b"", **kwargs: object) -> grpc.aio.UnaryStreamCall:
         return self.channel.unary_stream(MESSAGE)(request, **kwargs)
@@ -157,7 +186,8 @@ async def front_end(folder: Path, kind: str, **settings: int) -> AsyncIterator[F
             await handlers.listen(bound)
             undo.push_async_callback(handlers.stop, 0)
         else:
-            handlers = RRPAHandlers(broker, metrics, clock)  # type: ignore[arg-type]
+            window_s = config.resume_window_s
+            handlers = RRPAHandlers(broker, metrics, clock, window_s)  # type: ignore[arg-type]
             server = create_server(config, handlers, health)
             server.add_insecure_port(f"unix:{path}")
             await server.start()

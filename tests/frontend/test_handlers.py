@@ -35,6 +35,10 @@ def keys(metadata: object) -> dict[str, str]:
     return dict(metadata or ())  # type: ignore[call-overload]
 
 
+def stopped(offset: int, resumable: bool) -> errors.Draining:
+    return errors.Draining(f"stopped after {offset} {resumable}")
+
+
 async def opened(front: Front) -> FakeStream:
     await until(lambda: front.broker.streams and front.broker.streams[-1].waker)
     return front.broker.streams[-1]
@@ -154,6 +158,9 @@ async def test_ids_are_made_up_when_absent_or_empty(front: Front) -> None:
         ((("x-priority", "101"),), "integer"),
         ((("x-priority", "--1"),), "integer"),
         ((("x-priority", "+1"),), "integer"),
+        ((("x-resumable", "yes"),), "'yes'; expected 1 or 0"),
+        ((("x-resumable", "2"),), "expected 1 or 0"),
+        ((("x-resumable", "1"), ("x-resumable", "1")), "given twice"),
     ],
 )
 async def test_metadata_that_breaks_the_rules_is_invalid_argument(
@@ -368,9 +375,10 @@ async def test_end_all_ends_open_calls_with_what_they_have(front: Front) -> None
     for call in calls:
         assert await call.read()
     assert front.handlers.open_calls == 3
-    front.handlers.end_all(errors.Draining("the sidecar stopped"))
+    front.handlers.end_all(stopped)
     for call in calls:
         assert await call.code() is grpc.StatusCode.UNAVAILABLE
+        assert await call.details() == "stopped after 4 False"
         assert keys(await call.trailing_metadata())["rrpa-offset"] == "4"
     assert [stream.left for stream in front.broker.streams] == [1, 1, 1]
     assert front.handlers.open_calls == 0
@@ -410,7 +418,7 @@ async def test_a_call_counts_as_open_and_can_be_ended_while_its_acceptance_is_be
     serving = asyncio.create_task(grpcio_front.handlers.create_stream(b"", context))  # type: ignore[arg-type]
     await sending.wait()
     assert grpcio_front.handlers.open_calls == 1, "a drain that begins now would not wait for it"
-    grpcio_front.handlers.end_all(errors.Draining("the sidecar stopped"))
+    grpcio_front.handlers.end_all(stopped)
     sent.set()
     await serving
     assert context.code is grpc.StatusCode.UNAVAILABLE

@@ -221,7 +221,7 @@ class Driver:
 
     def _end_all(self, connection: Connection, transport: FakeTransport, at: int) -> None:
         if at == 0:
-            connection.end_all(Draining("over"))
+            connection.end_all(lambda offset, resumable: Draining("over"))
 
     def _jump(self, connection: Connection, transport: FakeTransport, at: int) -> None:
         self._loop.jump((5, 9, 10, 20, 30, 50, 4000, 1e6)[at])

@@ -7,23 +7,29 @@ Every front end drives a `Call` the same way: `accepted`, then for each event `w
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from rrpa_sidecar.clock import Clock
 from rrpa_sidecar.control.broker import Labels, Reading
+from rrpa_sidecar.errors import RRPAError
 from rrpa_sidecar.frontend import metadata
 from rrpa_sidecar.metrics import Metrics
 from rrpa_sidecar.status import Code, one_line
 
 log = logging.getLogger(__name__)
 
+Ending = Callable[[int, bool], RRPAError]
+"""(bytes that the caller holds, whether its stream is resumable) → why the call ends now."""
+
 
 class Call:
-    """What one CreateStream or CreateMessage has done so far."""
+    """What one call that streams an answer, new or resumed, has done so far."""
 
     __slots__ = (
         "_clock",
         "_ended",
         "_metrics",
+        "_resume_window_s",
         "counters",
         "delivered_bytes",
         "labels",
@@ -31,10 +37,11 @@ class Call:
         "stream",
     )
 
-    def __init__(self, metrics: Metrics, clock: Clock) -> None:
+    def __init__(self, metrics: Metrics, clock: Clock, resume_window_s: float) -> None:
         self._metrics = metrics
         self.counters = metrics.model("")
         self._clock = clock
+        self._resume_window_s = resume_window_s
         self.last_frame_ns = 0
         """When the last frame was handed to the connection; 0: none was."""
         self._ended = False
@@ -42,12 +49,21 @@ class Call:
         self.stream: Reading | None = None
         self.delivered_bytes = 0
 
+    @property
+    def offset(self) -> int:
+        """Bytes of the answer that the caller holds: those before a resumed call, and ours."""
+        return (self.stream.start_offset if self.stream else 0) + self.delivered_bytes
+
     def accepted(self, stream: Reading) -> metadata.Pairs:
         """Take note that the broker accepted; return the initial metadata."""
         self.stream = stream
         self.counters = self._metrics.model(stream.model)
         assert self.labels is not None
-        return (*metadata.id_pairs(self.labels), (metadata.SERVER_STREAM_ID, stream.stream_id))
+        pairs = metadata.id_pairs(self.labels)
+        pairs += ((metadata.SERVER_STREAM_ID, stream.stream_id),)
+        if stream.resumable:
+            pairs += ((metadata.RESUME_WINDOW, f"{self._resume_window_s:g}"),)
+        return pairs
 
     def wrote(self, n_bytes: int) -> None:
         """Take note that a frame with `n_bytes` of the answer was handed to the connection."""
@@ -55,7 +71,7 @@ class Call:
         now_ns = self._clock.now_ns()
         if self.last_frame_ns:
             self.counters.inter_token((now_ns - self.last_frame_ns) / 1e9)
-        else:
+        elif not self.stream.resumed:  # its first token was another call's
             timing = self.stream.timing
             timing.first_frame_ns = now_ns
             self.counters.first_token((now_ns - timing.accepted_ns) / 1e9)
@@ -68,7 +84,7 @@ class Call:
         pairs = metadata.id_pairs(self.labels) if self.labels else ()
         if self.stream is None:
             return pairs
-        pairs += ((metadata.OFFSET, str(self.delivered_bytes)),)
+        pairs += ((metadata.OFFSET, str(self.offset)),)
         timing = self._server_timing()
         return (*pairs, (metadata.SERVER_TIMING, timing)) if timing else pairs
 
@@ -82,8 +98,10 @@ class Call:
             log.info("%s", self._line(code, text))
 
     def _server_timing(self) -> str:
-        """Return where the time to the first frame went, "" when there was none."""
+        """Return where the time to the first frame went, "" when this call had none."""
         assert self.stream is not None
+        if self.stream.resumed:
+            return ""
         timing = self.stream.timing
         stamps = (
             timing.accepted_ns,
@@ -107,4 +125,6 @@ class Call:
         if self.stream:
             words.append(f"stream={self.stream.stream_id} model={self.stream.model}")
             words.append(f"bytes={self.delivered_bytes}")
+            if self.stream.resumed:
+                words.append(f"resumed_at={self.stream.start_offset}")
         return one_line(" ".join(words + ([text] if text else [])), 2048)

@@ -1,4 +1,4 @@
-"""Events of a stream as the messages of the two streaming methods, serialized."""
+"""Events of a stream as the messages of the streaming methods, serialized."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Frames(Protocol):
 
 
 class StreamFrames:
-    """CreateStream: offsets, data, one Finish."""
+    """CreateStream and ResumeStream: offsets, data, one Finish."""
 
     def data(self, event: Data) -> bytes:
         return pb.CreateStreamResponse(offset=event.offset, data=event.data).SerializeToString()
@@ -58,7 +58,9 @@ class StreamFrames:
 
 
 class BodyFrames:
-    """CreateMessage: the answer's bytes and nothing else. The first body names their type.
+    """CreateMessage and ResumeMessage: the answer's bytes and nothing else.
+
+    The first body names their type.
 
     plain_http: the caller is behind Envoy's transcoder and cannot see a status that comes after
       the first byte; Envoy resets its stream when a frame is no HttpBody.

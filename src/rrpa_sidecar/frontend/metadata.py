@@ -16,9 +16,11 @@ REQUEST_ID = "x-request-id"
 STREAM_ID = "x-stream-id"
 PRIORITY = "x-priority"
 TRACEPARENT = "traceparent"
+RESUMABLE = "x-resumable"
 PLAIN_HTTP = "rrpa-plain-http"
 """Set to 1 by Envoy, and by nobody else, on calls it makes for plain HTTP callers."""
 SERVER_STREAM_ID = "rrpa-stream-id"
+RESUME_WINDOW = "rrpa-resume-window"
 OFFSET = "rrpa-offset"
 SERVER_TIMING = "server-timing"
 
@@ -37,7 +39,7 @@ def read_labels(metadata: Iterable[tuple[str, str | bytes]]) -> Labels:
       InvalidRequest: a key is present twice, or its value breaks the rules.
       CapacityExhausted: all of it together is too long.
     """
-    found = dict.fromkeys((REQUEST_ID, STREAM_ID, PRIORITY, TRACEPARENT), "")
+    found = dict.fromkeys((REQUEST_ID, STREAM_ID, PRIORITY, TRACEPARENT, RESUMABLE), "")
     seen: set[str] = set()
     total = 0
     for key, value in metadata:
@@ -57,6 +59,7 @@ def read_labels(metadata: Iterable[tuple[str, str | bytes]]) -> Labels:
         stream_id=found[STREAM_ID] or new_id(),
         priority=_priority(found[PRIORITY]),
         traceparent=found[TRACEPARENT],
+        resumable=_resumable(found[RESUMABLE]),
     )
 
 
@@ -79,6 +82,12 @@ def _checked(key: str, value: str | bytes) -> str:
     if not (text.isascii() and text.isprintable()):
         raise InvalidRequest(f"{key} holds a character that is not printable ASCII; remove it")
     return text
+
+
+def _resumable(text: str) -> bool:
+    if text not in ("", "0", "1"):
+        raise InvalidRequest(f"{RESUMABLE} is {text[:20]!r}; expected 1 or 0, or nothing for 0")
+    return text == "1"
 
 
 def _priority(text: str) -> int:

@@ -1,8 +1,8 @@
 """The composition root: binds everything, says when it is ready, drains, and leaves nothing.
 
 Order matters in three places. Addresses are taken before anything else exists, so that a second
-daemon fails without touching the first one's work. `ready` is said when everything listens. On
-the way out health says so first, then new streams are refused, then open ones end.
+daemon fails, or waits, without touching the first one's work. `ready` is said when everything
+listens. On the way out health says so first, then all doors close, then open streams end.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from rrpa_sidecar.config_kinds import BELL_SUFFIX, show_size
 from rrpa_sidecar.control.attach_service import AttachService, engine_server_options
 from rrpa_sidecar.control.broker import Broker
 from rrpa_sidecar.control.pump import Pump
-from rrpa_sidecar.errors import RRPAError
 from rrpa_sidecar.frontend.batched.server import BatchedServer
+from rrpa_sidecar.frontend.call import Ending
 from rrpa_sidecar.frontend.grpcio.handlers import RRPAHandlers
 from rrpa_sidecar.frontend.grpcio.server import create_server
 from rrpa_sidecar.frontend.health import Health
@@ -37,7 +37,7 @@ from rrpa_sidecar.sidecar.doors import BatchedFrontEnd, FrontEnd, GrpcioFrontEnd
 from rrpa_sidecar.sidecar.drain import Calls, Signals, drain
 from rrpa_sidecar.sidecar.metrics_server import MetricsServer
 from rrpa_sidecar.sidecar.open_files import allow_as_many_as_needed
-from rrpa_sidecar.sidecar.unix_sockets import Claim
+from rrpa_sidecar.sidecar.places import Places, Stopped
 
 log = logging.getLogger(__name__)
 
@@ -73,37 +73,39 @@ async def _serve(config: Config, started_s: float) -> None:
     signals = Signals(asyncio.get_running_loop())
     asyncio.get_running_loop().set_exception_handler(_log_loop_error)
     async with contextlib.AsyncExitStack() as undo:
-        daemon = _Daemon(config, undo)
+        try:
+            places = await Places.take(config, signals.stop)
+        except Stopped:
+            return
+        undo.callback(places.release)
+        daemon = _Daemon(config, places, undo)
         await daemon.start()
         _rest_collector()
         if not signals.stop.is_set():
             _say_ready(daemon.where(), time.monotonic() - started_s)
         await signals.stop.wait()
-        await drain(config, daemon.health, daemon.broker, daemon.calls, signals.hurry)
+        await drain(config, daemon.health, daemon.broker, daemon, daemon.calls, signals.hurry)
     log.info("stopped")
 
 
 class _Daemon:
-    """All parts, from the first address to the last; `undo` takes them apart again."""
+    """All parts at their places; `undo` takes them apart again."""
 
-    def __init__(self, config: Config, undo: contextlib.AsyncExitStack) -> None:
+    def __init__(self, config: Config, places: Places, undo: contextlib.AsyncExitStack) -> None:
         self._config = config
+        self._places = places
         self._undo = undo
-        self._grpc_ports = self._bind(config.listen, "--listen")
-        self._metrics_ports = self._bind(config.metrics_listen, "--metrics-listen")
-        self._engine_claim = self._claim(config.engine_socket, "--engine-socket")
-        self._envoy_claim = self._claim(config.envoy_socket, "--envoy-socket")
         directory = open_directory(config.shm_dir)
         _warn_of_little_room(directory, config)
         clock = SystemClock()
         self._metrics = Metrics(clock)
-        bell = Bell(config.engine_socket + BELL_SUFFIX)
-        undo.callback(bell.close)
-        self.broker = Broker(config, directory, bell.path, self._metrics, clock)
+        self._bell = Bell(config.engine_socket + BELL_SUFFIX)
+        undo.callback(self._bell.close)
+        self.broker = Broker(config, directory, self._bell.path, self._metrics, clock)
         self._metrics.gauges = self.broker
         self.health = Health()
         self.broker.on_ready_change = self.health.set_ready
-        handlers = RRPAHandlers(self.broker, self._metrics, clock)
+        handlers = RRPAHandlers(self.broker, self._metrics, clock, config.resume_window_s)
         batched = BatchedServer(config, self.broker, self._metrics, clock, self.health)
         self.broker.short_way = batched.step
         self.calls = _Calls(handlers, batched)
@@ -111,33 +113,41 @@ class _Daemon:
             "grpcio": GrpcioFrontEnd(create_server(config, handlers, self.health)),
             "batched": BatchedFrontEnd(batched),
         }
-        self._pump = Pump(self.broker, bell, config.sweep_interval_s)
+        engines = grpc.aio.server(options=engine_server_options(config))
+        AttachService(self.broker, config).add_to(engines)
+        self._engines = GrpcioFrontEnd(engines)
+        self._metrics_server = MetricsServer(self._metrics, places.metrics)
+        self._pump = Pump(self.broker, self._bell, config.sweep_interval_s)
 
     async def start(self) -> None:
         """Listen everywhere."""
         self._pump.start()
         self._undo.callback(self._pump.close)
-        engines = grpc.aio.server(options=engine_server_options(self._config))
-        AttachService(self.broker, self._config).add_to(engines)
-        with self._engine_claim.binding():
-            engines.add_insecure_port(f"unix:{self._engine_claim.path}")
-        self._undo.push_async_callback(self._stop, engines)
-        self._fronts[self._config.envoy_frontend].take_path(self._envoy_claim)
-        for bound in self._grpc_ports:
+        self._engines.take_path(self._places.engines)
+        self._undo.push_async_callback(self._stop)
+        self._fronts[self._config.envoy_frontend].take_path(self._places.envoy)
+        for bound in self._places.grpc:
             self._fronts[self._config.listen_frontend].take_port(bound, "--listen")
-        await engines.start()
+        await self._engines.start()
         for front in self._fronts.values():
             await front.start()
-        metrics = MetricsServer(self._metrics, self._metrics_ports)
-        self._undo.callback(metrics.close)
-        metrics.start()
+        self._undo.callback(self._metrics_server.close)
+        self._metrics_server.start()
 
-    async def _stop(self, engines: grpc.aio.Server) -> None:
+    async def close(self) -> None:
+        """Close all doors and give their addresses up; what has come in goes on."""
+        self._metrics_server.close()
+        fronts = (self._engines, *self._fronts.values())
+        await asyncio.gather(*(front.drain() for front in fronts))
+        self._bell.give_up_path()
+        self._places.release()
+
+    async def _stop(self) -> None:
         """Stop all servers; engines last, so that they hear of the streams that were left."""
         self.health.close()
         await asyncio.gather(*(front.stop(STOP_GRACE_S) for front in self._fronts.values()))
         await self._settle()
-        await engines.stop(None)
+        await self._engines.stop(None)
         await self._settle()
 
     async def _settle(self) -> None:
@@ -150,20 +160,9 @@ class _Daemon:
     def where(self) -> str:
         """Return what the ready line says about addresses."""
         return (
-            f"grpc={_join(self._grpc_ports)} engines={self._config.engine_socket}"
-            f" envoy={self._config.envoy_socket} metrics={_join(self._metrics_ports)}"
+            f"grpc={_join(self._places.grpc)} engines={self._config.engine_socket}"
+            f" envoy={self._config.envoy_socket} metrics={_join(self._places.metrics)}"
         )
-
-    def _bind(self, text: str, flag: str) -> list[socket.socket]:
-        bound = addresses.bind(text, flag)
-        for each in bound:
-            self._undo.callback(each.close)
-        return bound
-
-    def _claim(self, path: str, flag: str) -> Claim:
-        claim = Claim(path, flag)
-        self._undo.callback(claim.release)
-        return claim
 
 
 class _Calls:
@@ -176,9 +175,9 @@ class _Calls:
     def open_calls(self) -> int:
         return sum(front.open_calls for front in self._fronts)
 
-    def end_all(self, error: RRPAError) -> None:
+    def end_all(self, ending: Ending) -> None:
         for front in self._fronts:
-            front.end_all(error)
+            front.end_all(ending)
 
 
 def _warn_of_little_room(directory: SegmentDirectory, config: Config) -> None:

@@ -1,4 +1,4 @@
-"""Going away in order: not ready → still serving → refusing → ended."""
+"""Going away in order: not ready → still serving → doors closed → streams ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import signal
 from typing import Protocol
 
 from rrpa_sidecar.config import Config
-from rrpa_sidecar.errors import Draining, RRPAError
+from rrpa_sidecar.errors import Draining
+from rrpa_sidecar.frontend.call import Ending
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +41,17 @@ class Readiness(Protocol):
 
 
 class Intake(Protocol):
-    """Where new streams come in."""
+    """Where new streams come in, and engines."""
 
     def drain(self) -> None: ...
+
+    def send_engines_on(self) -> None: ...
+
+
+class Doors(Protocol):
+    """Where everybody comes in."""
+
+    async def close(self) -> None: ...
 
 
 class Calls(Protocol):
@@ -51,20 +60,29 @@ class Calls(Protocol):
     @property
     def open_calls(self) -> int: ...
 
-    def end_all(self, error: RRPAError) -> None: ...
+    def end_all(self, ending: Ending) -> None: ...
 
 
 async def drain(
-    config: Config, health: Readiness, intake: Intake, calls: Calls, hurry: asyncio.Event
+    config: Config,
+    health: Readiness,
+    intake: Intake,
+    doors: Doors,
+    calls: Calls,
+    hurry: asyncio.Event,
 ) -> None:
     """Take no new work, let open streams finish, end those that do not.
 
     Takes at most `drain_delay_s + drain_timeout_s`, less when nothing is open or `hurry` is set.
+    The doors close after the delay, all at once: a successor may listen there from then on.
+    Engines hear of it after that, and attach to the successor; what they do for us goes on.
     """
     health.leave()
     log.info("draining: %d streams open", calls.open_calls)
     await _wait(hurry, config.drain_delay_s)
     intake.drain()
+    await doors.close()
+    intake.send_engines_on()
     loop = asyncio.get_running_loop()
     end_s = loop.time() + config.drain_timeout_s
     while calls.open_calls and loop.time() < end_s and not hurry.is_set():
@@ -76,12 +94,18 @@ async def drain(
         config.drain_timeout_s,
         calls.open_calls,
     )
-    calls.end_all(
-        Draining(
-            f"the sidecar stopped: this stream did not end within --drain-timeout"
-            f" {config.drain_timeout_s:g} s; ask another one"
+    calls.end_all(_ending(config.drain_timeout_s))
+
+
+def _ending(drain_timeout_s: float) -> Ending:
+    def stopped(offset: int, resumable: bool) -> Draining:
+        remedy = "resume it there" if resumable else "try again only if you had none"
+        return Draining(
+            f"the sidecar stopped after {offset} bytes of this stream, which did not end within"
+            f" --drain-timeout {drain_timeout_s:g} s; {remedy}"
         )
-    )
+
+    return stopped
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:

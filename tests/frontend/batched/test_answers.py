@@ -28,7 +28,7 @@ def test_the_offset_of_an_end_counts_the_short_way_and_nothing_that_was_not_sent
     unsent: bytes, offset: str
 ) -> None:
     stream = FakeStream(Labels("r", "s"))
-    call = Call(Metrics(), SystemClock())
+    call = Call(Metrics(), SystemClock(), 10)
     call.stream, call.labels = stream, stream.labels  # type: ignore[assignment]
     answer = StreamAnswer(call, stream, StreamFrames(), stream_head)  # type: ignore[arg-type]
     stream.offset = 11  # the short way took them, and asked nobody
@@ -50,7 +50,7 @@ class StandingClock:
 
 def test_the_gap_before_a_frame_counts_from_the_last_one_by_either_way() -> None:
     stream, clock, metrics = FakeStream(Labels("r", "s")), StandingClock(), Metrics()
-    call = Call(metrics, clock)
+    call = Call(metrics, clock, 10)
     call.labels = stream.labels
     call.accepted(stream)  # type: ignore[arg-type]
     answer = StreamAnswer(call, stream, StreamFrames(), stream_head)  # type: ignore[arg-type]
@@ -78,7 +78,7 @@ def test_the_gap_before_a_frame_counts_from_the_last_one_by_either_way() -> None
 
 
 def test_the_first_error_is_the_one_that_a_caller_is_told() -> None:
-    stream, call = FakeStream(Labels("r", "s")), Call(Metrics(), SystemClock())
+    stream, call = FakeStream(Labels("r", "s")), Call(Metrics(), SystemClock(), 10)
     answer = StreamAnswer(call, stream, StreamFrames(), stream_head)  # type: ignore[arg-type]
     answer.end(Draining("the first"))
     answer.end(EngineLost("the second"))

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from rrpa_sidecar.clock import Clock
-from rrpa_sidecar.control.broker import Broker
+from rrpa_sidecar.control.broker import Broker, Labels, Reading
 from rrpa_sidecar.frontend import methods
-from rrpa_sidecar.frontend.answering import list_models, told
+from rrpa_sidecar.frontend.answering import cancel_stream, list_models, resume, told
 from rrpa_sidecar.frontend.batched.answer import Answer, End
 from rrpa_sidecar.frontend.batched.answers import OneAnswer, WatchAnswer
 from rrpa_sidecar.frontend.batched.headers import Head
@@ -22,6 +22,8 @@ from rrpa_sidecar.frontend.metadata import PLAIN_HTTP, Pairs, read_labels
 from rrpa_sidecar.metrics import Metrics
 
 Waker = Callable[[], None]
+Opening = Callable[[bytes, Labels, float | None], Reading]
+"""(request, labels, seconds that the caller still waits) → its place in a stream."""
 
 
 class Accepted(NamedTuple):
@@ -34,14 +36,25 @@ class Accepted(NamedTuple):
 class Service:
     """All methods, for all connections."""
 
-    def __init__(self, broker: Broker, metrics: Metrics, clock: Clock, health: Health) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        metrics: Metrics,
+        clock: Clock,
+        health: Health,
+        resume_window_s: float,
+    ) -> None:
         self._broker = broker
         self._metrics = metrics
         self._clock = clock
         self._health = health
+        self._resume_window_s = resume_window_s
         self._begin: dict[str, Callable[[Head, bytes, float | None, Waker], Accepted | End]] = {
             methods.CREATE_STREAM: self._create_stream,
             methods.CREATE_MESSAGE: self._create_message,
+            methods.RESUME_STREAM: self._resume_stream,
+            methods.RESUME_MESSAGE: self._resume_message,
+            methods.CANCEL_STREAM: self._cancel_stream,
             methods.LIST_MODELS: self._list_models,
             methods.CHECK: self._check,
             methods.WATCH: self._watch,
@@ -67,13 +80,29 @@ class Service:
     def _create_stream(
         self, head: Head, request: bytes, timeout_s: float | None, waker: Waker
     ) -> Accepted | End:
-        return self._stream(head, request, timeout_s, waker, StreamFrames(), stream_head)
+        frames = StreamFrames()
+        return self._stream(head, request, timeout_s, waker, frames, stream_head, self._broker.open)
 
     def _create_message(
         self, head: Head, request: bytes, timeout_s: float | None, waker: Waker
     ) -> Accepted | End:
-        frames = BodyFrames(plain_http=(PLAIN_HTTP, "1") in head.metadata)
-        return self._stream(head, request, timeout_s, waker, frames, body_head)
+        frames = _bodies(head)
+        return self._stream(head, request, timeout_s, waker, frames, body_head, self._broker.open)
+
+    def _resume_stream(
+        self, head: Head, request: bytes, timeout_s: float | None, waker: Waker
+    ) -> Accepted | End:
+        frames = StreamFrames()
+        return self._stream(head, request, timeout_s, waker, frames, stream_head, self._resume)
+
+    def _resume_message(
+        self, head: Head, request: bytes, timeout_s: float | None, waker: Waker
+    ) -> Accepted | End:
+        frames = _bodies(head)
+        return self._stream(head, request, timeout_s, waker, frames, body_head, self._resume)
+
+    def _resume(self, request: bytes, labels: Labels, timeout_s: float | None) -> Reading:
+        return resume(self._broker, request, labels)
 
     def _stream(
         self,
@@ -83,17 +112,23 @@ class Service:
         waker: Waker,
         frames: Frames,
         frame_head: FrameHead,
+        opening: Opening,
     ) -> Accepted | End:
-        call = Call(self._metrics, self._clock)
+        call = Call(self._metrics, self._clock, self._resume_window_s)
         try:
             call.labels = read_labels(head.metadata)
-            stream = self._broker.open(request, call.labels, timeout_s)
+            stream = opening(request, call.labels, timeout_s)
         except Exception as error:  # noqa: BLE001 - all of them become a status
             code, text = told(error, call.labels)
             call.ended(code, text)
             return End(code, text, call.trailers())
         stream.waker = waker
         return Accepted(StreamAnswer(call, stream, frames, frame_head), call.accepted(stream))
+
+    def _cancel_stream(
+        self, head: Head, request: bytes, timeout_s: float | None, waker: Waker
+    ) -> Accepted:
+        return Accepted(OneAnswer(cancel_stream(self._broker, request)), ())
 
     def _list_models(
         self, head: Head, request: bytes, timeout_s: float | None, waker: Waker
@@ -106,3 +141,7 @@ class Service:
     def _watch(self, head: Head, request: bytes, timeout_s: float | None, waker: Waker) -> Accepted:
         watch = Watch(self._health, request)
         return Accepted(WatchAnswer(self._health, watch, waker), ())
+
+
+def _bodies(head: Head) -> BodyFrames:
+    return BodyFrames(plain_http=(PLAIN_HTTP, "1") in head.metadata)

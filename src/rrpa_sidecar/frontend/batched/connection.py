@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, cast
 from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 
-from rrpa_sidecar.errors import RRPAError
 from rrpa_sidecar.frontend.batched import headers, wire
 from rrpa_sidecar.frontend.batched.answer import End
 from rrpa_sidecar.frontend.batched.answers import ReflectionAnswer
@@ -29,6 +28,7 @@ from rrpa_sidecar.frontend.batched.open_calls import Call, OpenCalls
 from rrpa_sidecar.frontend.batched.outgoing import Outgoing
 from rrpa_sidecar.frontend.batched.sender import BATCH_BYTES
 from rrpa_sidecar.frontend.batched.state import State
+from rrpa_sidecar.frontend.call import Ending
 from rrpa_sidecar.status import one_line
 
 if TYPE_CHECKING:
@@ -186,9 +186,9 @@ class Connection(asyncio.Protocol):
         busy = waiting or self._flushing or self._intake.waits
         return not self._calls and not busy
 
-    def end_all(self, error: RRPAError) -> None:
-        """End every call with `error`; one that is half-way through a message finishes that."""
-        self._calls.end_all(error)
+    def end_all(self, ending: Ending) -> None:
+        """End every call with `ending`; one that is half-way through a message finishes that."""
+        self._calls.end_all(ending)
         self.flush_soon()
 
     def drain(self) -> None:

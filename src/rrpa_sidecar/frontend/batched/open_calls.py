@@ -17,6 +17,7 @@ from rrpa_sidecar.frontend.batched.outgoing import Outgoing
 from rrpa_sidecar.frontend.batched.sender import Sender
 from rrpa_sidecar.frontend.batched.state import State
 from rrpa_sidecar.frontend.batched.stream_answer import StreamAnswer
+from rrpa_sidecar.frontend.call import Ending
 from rrpa_sidecar.status import Code
 
 BROKEN_S = 0.01
@@ -87,10 +88,10 @@ class OpenCalls:
         """Return all that are open."""
         return self._calls.values()
 
-    def streaming(self) -> list[Outgoing]:
-        """Return the answers that are streams."""
+    def streaming(self) -> list[tuple[Outgoing, StreamAnswer]]:
+        """Return the answers that are streams, each with its way out."""
         outs = [call.out for call in self._calls.values() if call.out is not None]
-        return [out for out in outs if isinstance(out.answer, StreamAnswer)]
+        return [(out, out.answer) for out in outs if isinstance(out.answer, StreamAnswer)]
 
     def is_open(self, stream_id: int) -> bool:
         """Whether something can be sent: h2 has read on, and may know of a reset to come."""
@@ -134,10 +135,10 @@ class OpenCalls:
         self._stop_request(call)
         self.remove(call)
 
-    def end_all(self, error: RRPAError) -> None:
-        """End every stream with `error`; one that is half-way through a message finishes that."""
-        for out in self.streaming():
-            self.sender.finish(out, error)
+    def end_all(self, ending: Ending) -> None:
+        """End every stream with `ending`; one that is half-way through a message finishes that."""
+        for out, answer in self.streaming():
+            self.sender.finish(out, answer.ended_by(ending, whole=out.in_message))
 
     def _answered(self, out: Outgoing, end: End) -> None:
         call = self._calls.get(out.stream_id)

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from rrpa_sidecar.clock import Clock
 from rrpa_sidecar.config import Config
 from rrpa_sidecar.control.broker import Broker
-from rrpa_sidecar.errors import RRPAError
 from rrpa_sidecar.frontend.batched.calls import Service
 from rrpa_sidecar.frontend.batched.connection import Connection
 from rrpa_sidecar.frontend.batched.held import Held
 from rrpa_sidecar.frontend.batched.step import Step
 from rrpa_sidecar.frontend.batched.turns import Turns
+from rrpa_sidecar.frontend.call import Ending
 from rrpa_sidecar.frontend.health import Health
 from rrpa_sidecar.frontend.limits import streams_limit
 from rrpa_sidecar.metrics import Metrics
@@ -30,7 +30,7 @@ class BatchedServer:
     def __init__(
         self, config: Config, broker: Broker, metrics: Metrics, clock: Clock, health: Health
     ) -> None:
-        self.service = Service(broker, metrics, clock, health)
+        self.service = Service(broker, metrics, clock, health, config.resume_window_s)
         self.connections: set[Connection] = set()
         self.step = Step(self.connections, clock)
         self.streams_limit = streams_limit(config)
@@ -55,17 +55,22 @@ class BatchedServer:
         """Calls that have not ended."""
         return sum(each.open_calls for each in self.connections)
 
-    def end_all(self, error: RRPAError) -> None:
-        """End every open call with `error`, as soon as its connection takes the status."""
+    def end_all(self, ending: Ending) -> None:
+        """End every open call with `ending`, as soon as its connection takes the status."""
         for each in list(self.connections):
-            each.end_all(error)
+            each.end_all(ending)
+
+    def drain(self) -> None:
+        """Take no new connections, nor new calls on those that are there; open calls go on."""
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        for each in list(self.connections):
+            each.drain()
 
     async def stop(self, grace_s: float) -> None:
         """Take nothing new, let what is open end for `grace_s` at most, and close."""
-        for listener in self._listeners:
-            listener.close()
-        for each in list(self.connections):
-            each.drain()
+        self.drain()
         loop = asyncio.get_running_loop()
         end_s = loop.time() + grace_s
         await _until(lambda: all(each.is_idle for each in self.connections), end_s)

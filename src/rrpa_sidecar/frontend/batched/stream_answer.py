@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rrpa_sidecar.control.broker import Reading
+from rrpa_sidecar.errors import RRPAError
 from rrpa_sidecar.frontend.answering import told
 from rrpa_sidecar.frontend.batched.answer import MESSAGE_OVERHEAD_BYTES, End
 from rrpa_sidecar.frontend.batched.heads import Head
-from rrpa_sidecar.frontend.call import Call
+from rrpa_sidecar.frontend.call import Call, Ending
 from rrpa_sidecar.frontend.frames import Frames
 from rrpa_sidecar.status import Code
 from rrpa_sidecar.stream.events import Data, Failed
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class StreamAnswer:
-    """CreateStream and CreateMessage. The stream is left when the end is returned."""
+    """A stream, created or resumed. It is left when the end is returned."""
 
     __slots__ = ("_call", "_done", "_error", "_frames", "_head", "_left", "_stream", "_unsent")
 
@@ -70,12 +71,18 @@ class StreamAnswer:
     def end(self, error: Exception) -> None:
         self._error = self._error or error
 
+    def ended_by(self, ending: Ending, *, whole: bool) -> RRPAError:
+        """Return what `ending` makes of this one. whole: the message under way will be sent."""
+        offset = self._stream.offset - (0 if whole else self._unsent)
+        return ending(offset, self._stream.resumable)
+
     def leave(self, code: Code, text: str = "") -> None:
         if self._left:
             return
         self._left = True
         # What went the short way was counted nowhere else.
-        self._call.delivered_bytes = self._stream.offset - self._unsent
+        begun = self._stream.start_offset
+        self._call.delivered_bytes = max(self._stream.offset - self._unsent - begun, 0)
         self._stream.waker = None
         self._stream.leave()
         self._call.ended(code, text)

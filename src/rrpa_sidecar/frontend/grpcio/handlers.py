@@ -7,15 +7,16 @@ collector when its call is cancelled, and a stream's slot would stay taken until
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 
 from rrpa_sidecar.clock import Clock
-from rrpa_sidecar.control.broker import Broker, Reading
-from rrpa_sidecar.errors import RRPAError, StreamCancelled
-from rrpa_sidecar.frontend.answering import list_models, told
-from rrpa_sidecar.frontend.call import Call
+from rrpa_sidecar.control.broker import Broker, Labels, Reading
+from rrpa_sidecar.errors import StreamCancelled
+from rrpa_sidecar.frontend.answering import cancel_stream, list_models, resume, told
+from rrpa_sidecar.frontend.call import Call, Ending
 from rrpa_sidecar.frontend.frames import BodyFrames, Frames, StreamFrames
 from rrpa_sidecar.frontend.metadata import PLAIN_HTTP, read_labels
 from rrpa_sidecar.metrics import Metrics
@@ -26,6 +27,9 @@ GRPC_CODES = {Code(code.value[0]): code for code in grpc.StatusCode}
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
+Opening = Callable[[bytes, Labels, float | None], Reading]
+"""(request, labels, seconds that the caller still waits) → its place in a stream."""
+
 FLUSH_S = 0.01
 """Time for gRPC's core to put the last bytes of a stream on the wire; it offers no flush."""
 
@@ -33,12 +37,15 @@ INTERRUPTED = "the sidecar interrupted this call; do not retry, its operator sho
 
 
 class RRPAHandlers:
-    """The three methods. Request and response are bytes: nothing is parsed that need not be."""
+    """All methods. Request and response are bytes: nothing is parsed that need not be."""
 
-    def __init__(self, broker: Broker, metrics: Metrics, clock: Clock) -> None:
+    def __init__(
+        self, broker: Broker, metrics: Metrics, clock: Clock, resume_window_s: float
+    ) -> None:
         self._broker = broker
         self._metrics = metrics
         self._clock = clock
+        self._resume_window_s = resume_window_s
         self._open: dict[Call, _News] = {}
 
     @property
@@ -46,33 +53,55 @@ class RRPAHandlers:
         """Streaming calls that have not ended."""
         return len(self._open)
 
-    def end_all(self, error: RRPAError) -> None:
-        """End every open call with `error`, as soon as its connection takes the status."""
+    def end_all(self, ending: Ending) -> None:
+        """End every open call with `ending`, as soon as its connection takes the status."""
         for news in list(self._open.values()):
-            news.end(error)
+            news.end(ending)
 
     async def create_stream(self, request: bytes, context: Context) -> None:
         """Serve CreateStream."""
-        await self._stream(request, context, StreamFrames())
+        await self._stream(request, context, StreamFrames(), self._broker.open)
 
     async def create_message(self, request: bytes, context: Context) -> None:
         """Serve CreateMessage."""
-        plain_http = (PLAIN_HTTP, "1") in (context.invocation_metadata() or ())
-        await self._stream(request, context, BodyFrames(plain_http=plain_http))
+        await self._stream(request, context, _bodies(context), self._broker.open)
+
+    async def resume_stream(self, request: bytes, context: Context) -> None:
+        """Serve ResumeStream."""
+        await self._stream(request, context, StreamFrames(), self._resume)
+
+    async def resume_message(self, request: bytes, context: Context) -> None:
+        """Serve ResumeMessage."""
+        await self._stream(request, context, _bodies(context), self._resume)
+
+    async def cancel_stream(self, request: bytes, context: Context) -> bytes:
+        """Serve CancelStream."""
+        return self._answer(cancel_stream, request, context)
 
     async def list_models(self, request: bytes, context: Context) -> bytes:
         """Serve ListModels."""
+        return self._answer(list_models, request, context)
+
+    def _answer(
+        self, serve: Callable[[Broker, bytes], bytes], request: bytes, context: Context
+    ) -> bytes:
+        """Serve a method whose answer is one message."""
         try:
-            return list_models(self._broker, request)
+            return serve(self._broker, request)
         except Exception as error:  # noqa: BLE001 - all of them become a status
             set_status(context, error)
             return b""
 
-    async def _stream(self, request: bytes, context: Context, frames: Frames) -> None:
-        call = Call(self._metrics, self._clock)
+    def _resume(self, request: bytes, labels: Labels, timeout_s: float | None) -> Reading:
+        return resume(self._broker, request, labels)
+
+    async def _stream(
+        self, request: bytes, context: Context, frames: Frames, opening: Opening
+    ) -> None:
+        call = Call(self._metrics, self._clock, self._resume_window_s)
         deadline_ns = self._deadline_ns(context)
         try:
-            error = await self._forward(call, request, context, frames)
+            error = await self._forward(call, request, context, frames, opening)
         except asyncio.CancelledError:
             # The client left, its deadline passed, or (a fault of ours) somebody cancelled this
             # task. gRPC sends no status for the last, and the client would wait for ever; so all
@@ -88,7 +117,7 @@ class RRPAHandlers:
         context.set_trailing_metadata(call.trailers())
 
     async def _forward(
-        self, call: Call, request: bytes, context: Context, frames: Frames
+        self, call: Call, request: bytes, context: Context, frames: Frames, opening: Opening
     ) -> Exception | None:
         """Open the stream, forward it to its end, leave it. Return what went wrong, if anything.
 
@@ -96,7 +125,7 @@ class RRPAHandlers:
         """
         try:
             call.labels = read_labels(context.invocation_metadata() or ())
-            stream = self._broker.open(request, call.labels, context.time_remaining())
+            stream = opening(request, call.labels, context.time_remaining())
         except Exception as error:  # noqa: BLE001 - all of them become a status
             return error
         # Before the first await: a drain that begins during it has to know of this call.
@@ -122,7 +151,7 @@ class RRPAHandlers:
     async def _pump(
         self, call: Call, stream: Reading, context: Context, frames: Frames, news: _News
     ) -> Exception | None:
-        while news.error is None:
+        while news.ending is None:
             news.clear()  # before the poll: what comes after it sets the event again
             event = stream.poll()
             if event is None:
@@ -137,7 +166,7 @@ class RRPAHandlers:
                 if last is not None:
                     await context.write(last)
                 return None
-        return news.error
+        return news.ending(call.offset, stream.resumable)
 
     def _deadline_ns(self, context: Context) -> int | None:
         left_s = context.time_remaining()
@@ -145,15 +174,19 @@ class RRPAHandlers:
 
 
 class _News(asyncio.Event):
-    """Set when a call has something to do: its stream moved, or `error` has to end it."""
+    """Set when a call has something to do: its stream moved, or `ending` has to end it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.error: RRPAError | None = None
+        self.ending: Ending | None = None
 
-    def end(self, error: RRPAError) -> None:
-        self.error = error
+    def end(self, ending: Ending) -> None:
+        self.ending = ending
         self.set()
+
+
+def _bodies(context: Context) -> BodyFrames:
+    return BodyFrames(plain_http=(PLAIN_HTTP, "1") in (context.invocation_metadata() or ()))
 
 
 def set_status(context: Context, error: Exception, call: Call | None = None) -> tuple[Code, str]:

@@ -61,6 +61,9 @@ def _services(handlers: RRPAHandlers, health: Health) -> list[grpc.GenericRpcHan
     serve = {
         "CreateStream": handlers.create_stream,
         "CreateMessage": handlers.create_message,
+        "ResumeStream": handlers.resume_stream,
+        "ResumeMessage": handlers.resume_message,
+        "CancelStream": handlers.cancel_stream,
         "ListModels": handlers.list_models,
         "Check": checks.check,
         "Watch": checks.watch,
