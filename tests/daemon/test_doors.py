@@ -38,6 +38,7 @@ async def test_of_two_that_have_bound_a_port_the_second_to_listen_is_told_who_ha
         await one.start()
         with pytest.raises(StartupError) as caught:
             await other.start()
+        said = str(caught.value)
         await one.stop(0)
         await other.stop(0)
-    assert f"--listen: 127.0.0.1:{port} is taken by pid {os.getpid()} (" in str(caught.value)
+    assert f"--listen: 127.0.0.1:{port} is taken by pid {os.getpid()} (" in said

@@ -72,13 +72,20 @@ class Bell:
             rang = True
         return rang
 
+    def give_up_path(self) -> None:
+        """Remove the socket's file, so that another may bind there. Idempotent.
+
+        Engines that have rung before go on to ring this one: they are connected.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            if _inode(self.path) == self._inode:
+                os.unlink(self.path)
+
     def close(self) -> None:
         """Close the socket and remove its file, if the path is still ours. Idempotent."""
         if self._socket.fileno() < 0:
             return
-        with contextlib.suppress(FileNotFoundError):
-            if _inode(self.path) == self._inode:
-                os.unlink(self.path)
+        self.give_up_path()
         self._socket.close()
 
 

@@ -10,12 +10,27 @@ import contextlib
 import errno
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rrpa_sidecar.config_kinds import split_address
 from rrpa_sidecar.errors import StartupError
 
 PORT_TRIES = 20
+
+
+class AddressTaken(StartupError):
+    """Another process has the address; in time it may not.
+
+    say: makes the sentence when somebody wants to read it: it takes a look at all processes.
+    """
+
+    def __init__(self, say: Callable[[], str]) -> None:
+        super().__init__()
+        self._say = say
+
+    def __str__(self) -> str:
+        return self._say()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +53,8 @@ def bind(text: str, flag: str) -> list[socket.socket]:
     since both set SO_REUSEADDR; nobody else gets the port by chance meanwhile.
 
     Raises:
-      StartupError: an address cannot be bound; it says why and, if it is taken, by whom.
+      StartupError: an address cannot be bound; it says why.
+      AddressTaken: somebody has it; it says who.
     """
     addresses = resolve(text, flag)
     for _ in range(PORT_TRIES):
@@ -131,10 +147,11 @@ def refusal(address: Address, flag: str, error: OSError) -> StartupError:
     return StartupError(f"{flag}: cannot listen on {address}: {os.strerror(error.errno or 0)}")
 
 
-def taken(address: Address, flag: str) -> StartupError:
+def taken(address: Address, flag: str) -> AddressTaken:
     """Return the error for `address` that somebody else has."""
-    held = holder(address.port)
-    return StartupError(f"{flag}: {address} is taken by {held}; stop it or use another port")
+    return AddressTaken(
+        lambda: f"{flag}: {address} is taken by {holder(address.port)}; stop it or use another port"
+    )
 
 
 def holder(port: int) -> str:

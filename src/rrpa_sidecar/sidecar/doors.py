@@ -5,6 +5,9 @@ A front end takes its doors before it starts; `FrontEnd` is what the daemon need
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
 import socket
 from typing import Protocol
 
@@ -13,6 +16,16 @@ import grpc
 from rrpa_sidecar.frontend.batched.server import BatchedServer
 from rrpa_sidecar.sidecar import addresses
 from rrpa_sidecar.sidecar.unix_sockets import Claim
+
+log = logging.getLogger(__name__)
+
+FOR_EVER_S = 1e6
+"""gRPC's server ends what is open after a time, None being none at all; `stop` says when."""
+
+UNBIND_S = 1.0
+"""How long gRPC may take to remove the path of a socket; 2 ms is usual."""
+
+LOOK_S = 0.001
 
 
 class FrontEnd(Protocol):
@@ -38,6 +51,13 @@ class FrontEnd(Protocol):
         """
         ...
 
+    async def drain(self) -> None:
+        """Take no new connections and no new calls, and say so (GOAWAY); open calls go on.
+
+        When this returns the doors' addresses are free. Call it once, or not at all.
+        """
+        ...
+
     async def stop(self, grace_s: float) -> None:
         """Take nothing new; end what is open after `grace_s`."""
         ...
@@ -48,6 +68,8 @@ class GrpcioFrontEnd:
 
     def __init__(self, server: grpc.aio.Server) -> None:
         self._server = server
+        self._paths: list[str] = []
+        self._stopping: asyncio.Task[None] | None = None
 
     def take_port(self, bound: socket.socket, flag: str) -> None:
         where = addresses.address_of(bound)
@@ -57,14 +79,28 @@ class GrpcioFrontEnd:
             raise addresses.taken(where, flag) from error
 
     def take_path(self, claim: Claim) -> None:
+        self._paths.append(claim.path)
         with claim.binding():
             self._server.add_insecure_port(f"unix:{claim.path}")
 
     async def start(self) -> None:
         await self._server.start()
 
-    async def stop(self, grace_s: float) -> None:
+    async def drain(self) -> None:
+        # GOAWAY and the end of listening come at once, the rest when no call is open any more.
+        self._stopping = asyncio.create_task(self._server.stop(FOR_EVER_S))
+        # gRPC removes the path by its name: only after that may another bind there.
+        try:
+            async with asyncio.timeout(UNBIND_S):
+                while any(map(os.path.exists, self._paths)):  # noqa: ASYNC110
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError:
+            log.warning("gRPC still listens on %s; it stays ours", ", ".join(self._paths))
+
+    async def stop(self, grace_s: float | None) -> None:
         await self._server.stop(grace_s)
+        if self._stopping is not None:
+            await self._stopping
 
 
 class BatchedFrontEnd:
@@ -93,6 +129,9 @@ class BatchedFrontEnd:
             except OSError as error:
                 # Two may bind a port that nobody listens on; the second to listen is told so.
                 raise addresses.refusal(addresses.address_of(bound), flag, error) from error
+
+    async def drain(self) -> None:
+        self._server.drain()
 
     async def stop(self, grace_s: float) -> None:
         await self._server.stop(grace_s)

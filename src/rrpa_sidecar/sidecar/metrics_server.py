@@ -43,9 +43,9 @@ class MetricsServer:
             threading.Thread(target=server.serve, name="metrics", daemon=True).start()
 
     def close(self) -> None:
-        """Stop serving; answers under way are cut."""
-        for server in self._servers:
-            server.stop()
+        """Stop serving; answers under way are cut. Idempotent."""
+        while self._servers:
+            self._servers.pop().stop()
 
 
 class _Handler(MetricsHandler):

@@ -14,10 +14,10 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rrpa_sidecar.errors import StartupError
-from rrpa_sidecar.sidecar.addresses import process_name
+from rrpa_sidecar.sidecar.addresses import AddressTaken, process_name
 
 MODE = 0o660
 LOCK_SUFFIX = ".lock"
@@ -32,16 +32,15 @@ class Claim:
         flag: the setting's flag, for the error text.
 
         Raises:
-          StartupError: somebody has the path, it is no socket, or its directory is no good.
+          AddressTaken: somebody has the path.
+          StartupError: it is no socket, or its directory is no good.
         """
         self.path = path
         self._inode: tuple[int, int] | None = None
         try:
             self._lock = _lock(path + LOCK_SUFFIX)
         except BlockingIOError:
-            raise StartupError(
-                f"{flag}: {path} is taken by {_listener(path)}; stop it or choose another path"
-            ) from None
+            raise _taken(path, flag, lambda: _listener(path)) from None
         except OSError as error:
             raise StartupError(
                 f"{flag}: cannot use {path}: {os.strerror(error.errno or 0)}; the directory must"
@@ -110,7 +109,13 @@ def _remove_stale(path: str, flag: str) -> None:
         return
     except OSError as error:
         holder = f"a process that does not answer ({os.strerror(error.errno or 0)})"
-    raise StartupError(f"{flag}: {path} is taken by {holder}; stop it or choose another path")
+    raise _taken(path, flag, lambda: holder)
+
+
+def _taken(path: str, flag: str, holder: Callable[[], str]) -> AddressTaken:
+    return AddressTaken(
+        lambda: f"{flag}: {path} is taken by {holder()}; stop it or choose another path"
+    )
 
 
 def _listener(path: str) -> str:
