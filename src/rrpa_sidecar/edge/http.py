@@ -11,7 +11,14 @@ from rrpa_sidecar.edge.upstream import max_calls
 
 MANAGER = "envoy.filters.network.http_connection_manager"
 
-SINGLE_VALUE_HEADERS = ("x-request-id", STREAM_ID, "x-priority", "traceparent", "x-cache-key")
+SINGLE_VALUE_HEADERS = (
+    "x-request-id",
+    STREAM_ID,
+    "x-priority",
+    "x-resumable",
+    "traceparent",
+    "x-cache-key",
+)
 """Headers of which the sidecar gets exactly one value or none, whatever was sent (G47)."""
 
 PING_INTERVAL_S = 30.0

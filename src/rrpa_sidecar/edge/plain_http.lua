@@ -1,4 +1,4 @@
--- POST /v2/messages, and no other route: errors as one line of plain text.
+-- POST /v2/messages and GET /v2/streams/…, and no other route: errors as one line of plain text.
 --
 -- The request. It is read whole before it goes on: its JSON is one message, so the sidecar
 -- could not begin earlier anyway. HTTP/2 lets a server answer before the upload ends, but curl

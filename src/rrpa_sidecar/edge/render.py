@@ -28,13 +28,14 @@ HEADER = (
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Where the files are."""
+    """Where the files are, and what the config says."""
 
     config: pathlib.Path
     descriptors: pathlib.Path
     certificate: pathlib.Path
     key: pathlib.Path
     made_certificate: bool
+    tree: Tree
 
 
 def write(config: Config, directory: pathlib.Path) -> Written:
@@ -60,8 +61,9 @@ def write(config: Config, directory: pathlib.Path) -> Written:
         client_ca=str(_absolute(config.envoy_client_ca)) if config.envoy_client_ca else "",
     )
     path = directory / CONFIG_NAME
-    path.write_text(to_yaml(bootstrap(config, files)), encoding="utf-8")
-    return Written(path, descriptors, certificate, key, made)
+    tree = bootstrap(config, files)
+    path.write_text(to_yaml(tree), encoding="utf-8")
+    return Written(path, descriptors, certificate, key, made, tree)
 
 
 def to_yaml(tree: Tree) -> str:

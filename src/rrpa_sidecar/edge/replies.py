@@ -11,6 +11,7 @@ TEXT = "text/plain; charset=utf-8"
 GONE = "RRPA deprecated. Use /v2/messages with raw token streaming."
 METHOD_NOT_ALLOWED = "use POST for /v2/messages, with a JSON body"
 NO_QUERY = "/v2/messages takes no query; put every field into the JSON body"
+GET_A_STREAM = "use GET for /v2/streams/{stream_id}?offset=N, with the id that rrpa-stream-id said"
 NO_SUCH_PATH = (
     "no such path; use POST /v2/messages for plain HTTP, or call rrpa.v1.RRPAService with gRPC"
 )

@@ -8,6 +8,7 @@ from rrpa_sidecar.config import Config
 from rrpa_sidecar.edge.descriptors import SERVICE
 from rrpa_sidecar.edge.extensions import Tree, typed
 from rrpa_sidecar.edge.replies import (
+    GET_A_STREAM,
     GONE,
     METHOD_NOT_ALLOWED,
     NO_QUERY,
@@ -17,6 +18,8 @@ from rrpa_sidecar.edge.replies import (
 from rrpa_sidecar.edge.upstream import CLUSTER
 
 MESSAGES_PATH = "/v2/messages"
+STREAM_PATHS = "/v2/streams/[^/]+"
+"""A regular expression, as the transcoder's template {stream_id} has it: one segment."""
 OLD_PATH = "/v1/messages"
 
 GRPC_PREFIXES = (f"/{SERVICE}/", "/grpc.health.v1.Health/", "/grpc.reflection.")
@@ -60,8 +63,10 @@ def route_config(config: Config) -> Tree:
                     *(_grpc(prefix) for prefix in GRPC_PREFIXES),
                     _refused_query(),
                     _messages(config),
-                    _says(MESSAGES_PATH, 405, METHOD_NOT_ALLOWED),
-                    _says(OLD_PATH, 410, GONE),
+                    _says({"path": MESSAGES_PATH}, 405, METHOD_NOT_ALLOWED),
+                    _resumed(),
+                    _says(_regex(STREAM_PATHS), 405, GET_A_STREAM),
+                    _says({"path": OLD_PATH}, 410, GONE),
                     {"match": {"prefix": "/"}, **_answer(404, NO_SUCH_PATH)},
                 ],
             }
@@ -80,14 +85,30 @@ def _grpc(prefix: str) -> Tree:
 
 def _messages(config: Config) -> Tree:
     return {
-        "match": {
-            "path": MESSAGES_PATH,
-            "headers": [{"name": ":method", "string_match": {"exact": "POST"}}],
-        },
-        "route": _to_sidecar(),
+        **_plain_http({"path": MESSAGES_PATH}, "POST"),
         # Room for plain_http.lua to read what the limit then refuses with a sentence. A body
         # beyond even this is refused before it has been read.
         "request_body_buffer_limit": 2 * max_json_bytes(config),
+        "typed_per_filter_config": {
+            BODY_LIMIT: typed("config.route.v3.FilterConfig", disabled=False, config={}),
+            LUA: _script(PLAIN_HTTP_LUA),
+        },
+    }
+
+
+def _resumed() -> Tree:
+    return {
+        **_plain_http(_regex(STREAM_PATHS), "GET"),
+        "typed_per_filter_config": {LUA: _script(PLAIN_HTTP_LUA)},
+    }
+
+
+def _plain_http(match: Tree, method: str) -> Tree:
+    """Return a route for callers who get the answer's bytes as a body."""
+    wanted = {"name": ":method", "string_match": {"exact": method}}
+    return {
+        "match": {**match, "headers": [wanted]},
+        "route": _to_sidecar(),
         "request_headers_to_add": [
             _added_if_absent(STREAM_ID, "%UNIQUE_ID%"),
             {
@@ -96,11 +117,11 @@ def _messages(config: Config) -> Tree:
             },
         ],
         "response_headers_to_remove": ["grpc-accept-encoding"],
-        "typed_per_filter_config": {
-            BODY_LIMIT: typed("config.route.v3.FilterConfig", disabled=False, config={}),
-            LUA: _script(PLAIN_HTTP_LUA),
-        },
     }
+
+
+def _regex(regex: str) -> Tree:
+    return {"safe_regex": {"regex": regex}}
 
 
 def _refused_query() -> Tree:
@@ -132,8 +153,8 @@ def _added_if_absent(key: str, value: str) -> Tree:
     return {"header": {"key": key, "value": value}, "append_action": "ADD_IF_ABSENT"}
 
 
-def _says(path: str, status: int, sentence: str) -> Tree:
-    return {"match": {"path": path}, **_answer(status, sentence)}
+def _says(match: Tree, status: int, sentence: str) -> Tree:
+    return {"match": match, **_answer(status, sentence)}
 
 
 def _answer(status: int, sentence: str) -> Tree:
