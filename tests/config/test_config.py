@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from rrpa_sidecar import config
-from rrpa_sidecar.cli import cli
+from rrpa_sidecar.cli.group import cli
 from rrpa_sidecar.cli.settings import EXIT_CONFIG
 from rrpa_sidecar.config import Config, ConfigErrors, settings
 from rrpa_sidecar.engine import attach
@@ -222,7 +222,7 @@ def test_every_default_survives_being_typed() -> None:
 def test_help_of_rrpa_imports_no_command_and_no_grpc() -> None:
     code = (
         "import sys; sys.argv = ['rrpa', '--help']\n"
-        "from rrpa_sidecar.cli import cli\n"
+        "from rrpa_sidecar.cli.group import cli\n"
         "cli(standalone_mode=False)\n"
         "loaded = [m for m in sys.modules if m.split('.')[0] in ('grpc', 'google', 'psutil')\n"
         "          or m in ('rrpa_sidecar.cli.serve', 'rrpa_sidecar.config')]\n"

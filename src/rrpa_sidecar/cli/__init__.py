@@ -1,76 +1,24 @@
-"""The command `rrpa`.
-
-A sub-command is a module with a click command named `command`, loaded when it is asked for:
-`rrpa serve` imports nothing that only `rrpa demo` needs.
-"""
+"""The command `rrpa`: its first lines, which have to be quick. The rest is in `group.py`."""
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import sys
-
-import click
-
-import rrpa_sidecar
-from rrpa_sidecar.cli.usage import show_error
-
-EXIT_INTERRUPTED = 130
-"""128 and SIGINT, as shells count."""
-
-COMMANDS = {
-    "serve": ("rrpa_sidecar.cli.serve", "Run the sidecar."),
-    "engine": ("rrpa_sidecar.cli.engine", "Run one of the engines that come along."),
-    "envoy-config": ("rrpa_sidecar.cli.envoy_config", "Write the Envoy config of these settings."),
-    "demo": ("rrpa_sidecar.cli.demo", "Show a real model's answer through every component."),
-}
-
-
-class LazyGroup(click.Group):
-    """A group that knows its commands' names and one-line helps without importing them."""
-
-    def __init__(self, *args: object, lazy: dict[str, tuple[str, str]], **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-        self._lazy = lazy
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self._lazy)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self._lazy:
-            return None
-        command = importlib.import_module(self._lazy[cmd_name][0]).command
-        assert isinstance(command, click.Command)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in self._lazy.items()])
-
-
-@click.group(cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(rrpa_sidecar.__version__, prog_name="rrpa")
-def cli() -> None:
-    """Stream a language-model engine's token bytes from shared memory to gRPC clients."""
 
 
 def main() -> None:
     """Run the command line; the console script's entry."""
     if sys.argv[1:2] == ["serve"]:
         _end_quietly_until_the_daemon_listens()
-    try:
-        status = cli.main(prog_name="rrpa", standalone_mode=False)
-    except click.ClickException as error:
-        show_error(error, "rrpa")
-        status = error.exit_code
-    except click.Abort:
-        status = EXIT_INTERRUPTED
-    sys.exit(status)
+    from rrpa_sidecar.cli.group import run  # imports click, 20 ms: only after signals are heard
+
+    sys.exit(run())
 
 
 def _end_quietly_until_the_daemon_listens() -> None:
     # While modules load there is nothing to clean up. As PID 1 a process without a handler
-    # would not even see the signal. The daemon puts its own handlers in place of these.
+    # does not even see the signal: the kernel drops it, and nobody sends another before SIGKILL.
+    # The daemon puts its own handlers in place of these.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os._exit(0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rrpa_sidecar.cli import LazyGroup
+from rrpa_sidecar.cli.group import LazyGroup
 
 ENGINES = {
     "llamacpp": ("rrpa_sidecar.cli.engine_llamacpp", "A GGUF model on llama.cpp."),
