@@ -1,16 +1,25 @@
-"""Going away: not ready first, then refusing, then ending, always with exit code 0 (R5, G45)."""
+"""Going away: not ready, then doors closed, then streams ended; exit code 0 (R5, G45, G53)."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pathlib
 import random
+import shutil
 import signal
+import socket
+import subprocess
 import time
+from collections.abc import Iterator
 
 import grpc
+import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.daemon.conftest import REQUEST, hands
+from tests.daemon.conftest import REQUEST, STREAM, hands
+from tests.harness import raw_h2
 from tests.harness.processes import Daemon, eventually
 
 READY = "rrpa.v1.RRPAService"
@@ -23,19 +32,49 @@ def health(channel: grpc.Channel, name: str = READY) -> int:
     return stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=5).status  # type: ignore[no-any-return]
 
 
-def test_drain_finishes_open_streams_and_refuses_new_ones() -> None:
-    with Daemon(drain_timeout_s=20) as daemon, hands(daemon) as held:
+def listens(address: str) -> bool:
+    """Tell whether somebody takes connections at `host:port` or at a socket's path."""
+    with contextlib.suppress(OSError), contextlib.closing(_dialled(address)):
+        return True
+    return False
+
+
+def _dialled(address: str) -> socket.socket:
+    if address.startswith("/"):
+        dialled = socket.socket(socket.AF_UNIX)
+        dialled.connect(address)
+        return dialled
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)))
+
+
+def doors(daemon: Daemon) -> list[str]:
+    """Every address of a daemon that takes connections."""
+    return [
+        *daemon.grpc_addresses,
+        daemon.metrics_address,
+        daemon.engine_socket,
+        daemon.envoy_socket,
+    ]
+
+
+def end_of(call: grpc.Call) -> tuple[grpc.StatusCode, str]:
+    """Return the code and the text with which a call fails."""
+    with pytest.raises(grpc.RpcError) as caught:
+        list(call)
+    return caught.value.code(), caught.value.details()
+
+
+@pytest.mark.parametrize("kind", ["grpcio", "batched"])
+def test_drain_finishes_open_streams_and_refuses_new_ones(kind: str) -> None:
+    with Daemon(drain_timeout_s=20, listen_frontend=kind) as daemon, hands(daemon) as held:
         call = held.call()
         job = held.job()
         job.write(b"before ")
         assert next(call).data == b"before "
         daemon.signal(signal.SIGTERM)
-        eventually(lambda: health(held.channel) == NOT_SERVING)
-        assert health(held.channel, "") == SERVING
-        with pytest.raises(grpc.RpcError) as caught:
-            list(held.call())
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert "draining" in caught.value.details()
+        eventually(lambda: not any(map(listens, doors(daemon))), what="all doors are closed")
+        assert end_of(held.call())[0] is grpc.StatusCode.UNAVAILABLE
         assert daemon.alive
         job.write(b"after")
         job.finish("stop")
@@ -52,13 +91,15 @@ def test_streams_open_after_the_drain_timeout_end_with_unavailable_and_their_off
         eventually(lambda: jobs.extend(held.engine.poll()) or len(jobs) == 2)
         jobs[0].write("halb é".encode())
         daemon.signal(signal.SIGTERM)
+        offsets: list[str] = []
         for call in (streaming, waiting):
-            with pytest.raises(grpc.RpcError):
-                list(call)
-            assert call.code() is grpc.StatusCode.UNAVAILABLE
-            assert "--drain-timeout 0.3 s" in call.details()
-        offsets = sorted(dict(c.trailing_metadata())["rrpa-offset"] for c in (streaming, waiting))
-        assert offsets == ["0", "7"]
+            code, text = end_of(call)
+            offset = dict(call.trailing_metadata())["rrpa-offset"]
+            assert code is grpc.StatusCode.UNAVAILABLE
+            assert f"after {offset} bytes" in text
+            assert "--drain-timeout 0.3 s; try again only if you had none" in text
+            offsets.append(offset)
+        assert sorted(offsets) == ["0", "7"]
         assert daemon.wait() == 0
         assert all(job.cancelled for job in jobs)
         held.engine.close()
@@ -84,7 +125,7 @@ def test_a_second_sigterm_changes_nothing_and_a_second_sigint_ends_the_wait() ->
         call = held.call()
         job = held.job()
         daemon.signal(signal.SIGTERM)
-        eventually(lambda: health(held.channel) == NOT_SERVING)
+        eventually(lambda: not listens(daemon.grpc_address))
         daemon.signal(signal.SIGTERM)
         job.write(b"x")
         assert next(call).data == b"x"
@@ -131,6 +172,53 @@ def test_a_health_watcher_hears_of_the_drain_and_does_not_hold_it_up() -> None:
         assert time.monotonic() - begin_s < 1.5
 
 
+@pytest.mark.parametrize("where", ["grpc", "envoy"])
+@pytest.mark.parametrize("kind", ["grpcio", "batched"])
+def test_the_order_is_not_ready_then_the_delay_then_goaway_then_the_end(
+    kind: str, where: str
+) -> None:
+    """What a caller with one connection and one stream sees, frame by frame (G53)."""
+    chosen = {"listen_frontend": kind, "envoy_frontend": kind}
+    with Daemon(drain_delay_s=0.4, drain_timeout_s=0.4, **chosen) as daemon, hands(daemon) as held:
+        address = daemon.grpc_address if where == "grpc" else daemon.envoy_socket
+        with raw_h2.Connection(address) as peer:
+            stream = peer.call(STREAM, REQUEST)
+            held.job().write(b"half")
+            assert peer.until(raw_h2.DATA) is not None
+            began_s = time.monotonic()
+            daemon.signal(signal.SIGTERM)
+            eventually(lambda: health(held.channel) == NOT_SERVING)
+            assert health(held.channel, "") == SERVING
+            assert all(map(listens, doors(daemon)))
+            assert peer.until(raw_h2.GOAWAY, raw_h2.DATA, raw_h2.HEADERS).kind == raw_h2.GOAWAY  # type: ignore[union-attr]
+            assert time.monotonic() - began_s >= 0.4, "after the delay"
+            eventually(lambda: not any(map(listens, doors(daemon))), 0.3, "all doors are closed")
+            frames = peer.answer(stream)
+            assert time.monotonic() - began_s >= 0.8, "after the timeout"
+            assert raw_h2.field(frames, b"grpc-status") == b"14"
+            assert raw_h2.field(frames, b"rrpa-offset") == b"4"
+        assert daemon.wait() == 0
+        assert "Traceback" not in daemon.stderr
+
+
+def test_files_of_sockets_are_gone_when_the_doors_are_closed_and_a_stream_is_still_open() -> None:
+    """So that a successor can bind every one of them, the doorbell's too."""
+    with Daemon(drain_timeout_s=20) as daemon, hands(daemon) as held:
+        call = held.call()
+        job = held.job()
+        daemon.signal(signal.SIGTERM)
+        eventually(lambda: list(daemon.folder.iterdir()) == [], what="no socket's file is left")
+        ports = [address.rpartition(":")[2] for address in (daemon.grpc_address,)]
+        with Daemon(listen=f"localhost:{ports[0]}", engine_socket=daemon.engine_socket) as second:
+            assert second.metrics()
+            job.write(b"still ")
+            job.write(b"here")
+            job.finish("stop")
+            assert b"".join(frame.data for frame in call) == b"still here"
+            assert daemon.wait() == 0
+            assert pathlib.Path(second.engine_socket).is_socket(), "the successor's is left alone"
+
+
 def test_sigterm_at_any_moment_of_the_start_ends_it_cleanly(seeded: random.Random) -> None:
     for _ in range(8):
         daemon = Daemon()
@@ -152,7 +240,7 @@ def test_requests_that_wait_in_the_queue_are_served_in_the_drain_or_told() -> No
         second = held.call(REQUEST)
         eventually(lambda: daemon.metric("rrpa_stream_queue_length") == 1)
         daemon.signal(signal.SIGTERM)
-        eventually(lambda: health(held.channel) == NOT_SERVING)
+        eventually(lambda: not listens(daemon.grpc_address))
         job.finish("stop")
         assert list(first)
         later = held.job()
@@ -160,3 +248,85 @@ def test_requests_that_wait_in_the_queue_are_served_in_the_drain_or_told() -> No
         later.finish("stop")
         assert b"".join(frame.data for frame in second) == b"second"
         assert daemon.wait() == 0
+
+
+@pytest.mark.parametrize("after_s", [0, 0.05, 0.2])
+def test_sigterm_soon_after_exec_ends_the_start_cleanly(after_s: float) -> None:
+    daemon = Daemon()
+    daemon.launch()
+    time.sleep(after_s)
+    daemon.signal(signal.SIGTERM)
+    daemon.signal(signal.SIGTERM)
+    assert daemon.wait(5) in (0, -signal.SIGTERM), daemon.stderr
+    assert "Traceback" not in daemon.stderr
+    assert not list(daemon.folder.iterdir())
+    daemon.stop()
+
+
+UNSHARE = ["unshare", "--fork", "--pid", "--mount-proc", "--kill-child"]
+
+
+@pytest.fixture
+def pid_1() -> Iterator[Daemon]:
+    """A daemon that is the first process of its namespace, as in a container."""
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*UNSHARE, "true"], check=False).returncode
+    ):
+        pytest.skip("this user may not make namespaces of processes here")
+    daemon = Daemon(drain_timeout_s=1)
+    daemon.argv = [*UNSHARE, *daemon.argv]
+    yield daemon
+    daemon.stop(signal.SIGKILL)
+
+
+def inside(daemon: Daemon) -> int:
+    """Return the pid, as we see it, of the daemon that has been executed inside."""
+
+    def found() -> int:
+        for child in psutil.Process(daemon.pid).children():
+            with contextlib.suppress(psutil.Error):
+                if "unshare" not in child.cmdline()[0]:
+                    return child.pid
+        return 0
+
+    return int(eventually(found, what="it is executed"))
+
+
+@pytest.mark.parametrize("after_s", [0, 0.05, 0.2])
+def test_pid_1_ends_with_0_on_a_sigterm_during_its_start(pid_1: Daemon, after_s: float) -> None:
+    """The kernel drops what comes before Python runs our first line, some 20 ms after exec."""
+    pid_1.launch()
+    pid = inside(pid_1)
+    time.sleep(after_s)
+    os.kill(pid, signal.SIGTERM)
+    if after_s < 0.2:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            pid_1.wait(0.5)
+        if pid_1.alive:
+            os.kill(pid, signal.SIGTERM)
+    assert pid_1.wait(5) == 0, pid_1.stderr
+    assert "Traceback" not in pid_1.stderr
+    assert not list(pid_1.folder.iterdir())
+
+
+def test_pid_1_with_every_server_on_drains_and_ends_with_0_on_two_sigterms(pid_1: Daemon) -> None:
+    pid_1.start()
+    pid = inside(pid_1)
+    with hands(pid_1) as held, grpc.insecure_channel(f"unix:{pid_1.envoy_socket}") as channel:
+        calls = [held.call(), channel.unary_stream(STREAM)(REQUEST)]
+        jobs = []
+        eventually(lambda: jobs.extend(held.engine.poll()) or len(jobs) == 2)
+        assert pid_1.metrics()
+        os.kill(pid, signal.SIGTERM)
+        eventually(lambda: not any(map(listens, doors(pid_1))))
+        os.kill(pid, signal.SIGTERM)
+        jobs[0].write(b"one ends")
+        jobs[0].finish("stop")
+        outcomes = []
+        for call in calls:
+            with contextlib.suppress(grpc.RpcError):
+                list(call)
+            outcomes.append(call.code().name)
+        assert sorted(outcomes) == ["OK", "UNAVAILABLE"]
+        assert pid_1.wait(5) == 0
