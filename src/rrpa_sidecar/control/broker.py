@@ -246,6 +246,11 @@ class Broker:
         self._gate.draining = True
         self._tell_ready()
 
+    def send_engines_on(self) -> None:
+        """Let engines attach to whoever listens from now on; what they do for us goes on."""
+        for engine in self._engines.all():
+            engine.link.draining()
+
     @property
     def ready(self) -> bool:
         """Whether a new stream has somewhere to go."""
