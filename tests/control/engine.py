@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rrpa_sidecar.control.broker import Broker, Labels, LiveStream, Reading
 from rrpa_sidecar.control.engines import Engine
-from rrpa_sidecar.pb.engine_pb2 import Hello
+from rrpa_sidecar.pb.engine_pb2 import Hello, OpenStream
 from rrpa_sidecar.pb.rrpa_pb2 import CreateStreamRequest
 from rrpa_sidecar.shm import layout
 from rrpa_sidecar.shm.directory import SegmentDirectory
@@ -84,9 +84,26 @@ class FakeEngine:
         }
         return Hello(**{**fields, **changes})
 
-    def attach(self) -> FakeEngine:
-        self.engine = self.broker.attach(self.hello(), self)
+    def attach(self, *announced: OpenStream) -> FakeEngine:
+        hello = self.hello(announced=len(announced))
+        self.engine = self.broker.attach(hello, self, announced)
         return self
+
+    def again(self, broker: Broker | None = None, name: str = "") -> FakeEngine:
+        """Return this engine as it attaches once more, with a table of its own and the same logs.
+
+        It is another object, since the test may want to see what the old attachment is told.
+        """
+        made = FakeEngine(
+            broker or self.broker,
+            self.directory,
+            self.clock,
+            self.models,
+            self.capacity,
+            name or self.name,
+        )
+        made.writers = self.writers
+        return made
 
     # EngineLink
 
@@ -95,14 +112,17 @@ class FakeEngine:
             Submitted(stream.stream_id, stream.slot, stream.request, stream.labels, timeout_ms)
         )
 
-    def cancel(self, stream_id: str) -> None:
-        self.cancelled.append(stream_id)
-
     def adopt(self, stream_id: str, slot: int | None) -> None:
+        assert stream_id not in self.adopted
         self.adopted[stream_id] = slot
+        if stream_id in self.writers and slot is not None:
+            self.writers[stream_id].move_to(self.table, slot)
 
     def draining(self) -> None:
         self.drains += 1
+
+    def cancel(self, stream_id: str) -> None:
+        self.cancelled.append(stream_id)
 
     def release(self, stream_id: str) -> None:
         self.released.append(stream_id)
@@ -113,13 +133,14 @@ class FakeEngine:
     # What the engine does
 
     def begin(self, stream_id: str) -> LogWriter:
-        slot = next(each.slot for each in self.submitted if each.stream_id == stream_id)
+        slots = {each.stream_id: each.slot for each in self.submitted}
+        slot = {**slots, **self.adopted}[stream_id]
         writer = LogWriter.create(
             self.directory,
             stream_id,
             stream_bytes=STREAM_BYTES,
-            table=self.table,
-            slot=slot,
+            table=None if slot is None else self.table,
+            slot=slot or 0,
             clock=self.clock,
         )
         self.writers[stream_id] = writer

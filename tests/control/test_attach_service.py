@@ -28,7 +28,15 @@ from rrpa_sidecar.control.broker import Broker, Labels, LiveStream
 from rrpa_sidecar.control.pump import Pump
 from rrpa_sidecar.errors import EngineLost
 from rrpa_sidecar.metrics import Metrics
-from rrpa_sidecar.pb.engine_pb2 import AttachRequest, AttachResponse, Command, Hello, Rejected
+from rrpa_sidecar.pb.engine_pb2 import (
+    Announce,
+    AttachRequest,
+    AttachResponse,
+    Command,
+    Hello,
+    OpenStream,
+    Rejected,
+)
 from rrpa_sidecar.pb.rrpa_pb2 import CreateStreamRequest
 from rrpa_sidecar.shm.directory import PlainDirectory
 from rrpa_sidecar.shm.doorbell import Bell, Ringer
@@ -342,6 +350,87 @@ async def test_draining_sidecar_takes_no_engine_and_keeps_those_it_has(served):
         served.broker.drain()
         async with engine(served, hello=served.hello()) as two:
             assert (await two.status())[0] is grpc.StatusCode.UNAVAILABLE
+        assert served.broker.engines() == 1
+
+
+# --- Streams of earlier attachments -------------------------------------------------------
+
+
+def open_streams(*numbers: int, **changes: object) -> Announce:
+    """An Announce of streams that have not begun."""
+    return Announce(
+        streams=[OpenStream(stream_id=f"{n:032x}", model="test", **changes) for n in numbers]
+    )
+
+
+async def test_announced_streams_are_adopted_after_welcome_and_before_any_new_one(served):
+    async with engine(served, hello=served.hello(announced=2)) as attached:
+        await attached.say(announce=open_streams(1))
+        await attached.say(announce=open_streams(2))
+        assert (await attached.hear()).HasField("welcome")
+        served.open()
+        adopted = [(await attached.hear()).adopt for _ in range(2)]
+        assert [(each.stream_id, each.slot) for each in adopted] == [
+            (f"{n:032x}", n - 1) for n in (1, 2)
+        ]
+        assert served.broker.queue_length() == 1  # the slots are taken
+
+
+async def test_stream_announced_later_is_adopted_too_without_a_slot_when_none_is_free(served):
+    async with engine(served, hello=served.hello()) as attached:
+        await attached.hear()
+        await attached.say(announce=open_streams(1, 2, 3))
+        adopted = [(await attached.hear()).adopt for _ in range(3)]
+        assert [each.HasField("slot") for each in adopted] == [True, True, False]
+
+
+async def test_engine_is_not_attached_before_all_that_it_announced_has_come(served):
+    async with engine(served, hello=served.hello(announced=2)) as attached:
+        await attached.say(announce=open_streams(1))
+        code, text = await attached.status()
+        assert (code, text) == (INVALID, "no Announce of 1 streams within 0.6 s")
+    assert served.broker.engines() == 0
+    assert not served.broker.busy
+
+
+async def test_engine_that_ends_its_call_amid_its_announcements_leaves_nothing(served):
+    async with engine(served, hello=served.hello(announced=2)) as attached:
+        await attached.say(announce=open_streams(1))
+        await attached.call.done_writing()
+        assert await attached.status() == (INVALID, "the call ended before Announce of 1 streams")
+    assert not served.broker.busy
+
+
+@pytest.mark.parametrize(
+    ("hello", "events", "says"),
+    [
+        ({"announced": 3}, [], "announced must be at most its capacity, 2, not 3"),
+        ({"announced": 1}, [{"rejected": Rejected(stream_id="x", code=3)}], "before any other"),
+        ({"announced": 1}, [{"announce": open_streams(1, 2)}], "announced 1 streams, but 2 came"),
+        ({"announced": 2}, [{"announce": open_streams(1, 1)}], "came twice"),
+        ({"announced": 1}, [{"announce": Announce()}], "no streams"),
+        ({"announced": 1}, [{"announce": open_streams(1, request_id="\n")}], "request_id"),
+        ({}, [{"announce": open_streams(1)}, {"announce": open_streams(2, 1)}], "came twice"),
+        ({}, [{"announce": Announce(streams=[OpenStream(model="test")])}], "stream_id"),
+        ({}, [{"announce": Announce()}], "no streams"),
+    ],
+)
+async def test_wrong_announcement_ends_the_attachment_with_one_sentence(
+    served, hello, events, says
+):
+    async with healthy_engine(served), engine(served, hello=served.hello(**hello)) as attached:
+        for event in events:
+            await attached.say(**event)
+        code, text = await attached.status()
+        assert (code, says in text) == (INVALID, True), text
+        assert len(text.encode()) <= MESSAGE_LIMIT_BYTES
+
+
+async def test_draining_is_said_to_every_engine_and_ends_no_attachment(served):
+    async with engine(served, hello=served.hello()) as attached:
+        await attached.hear()
+        served.broker.drain()
+        assert (await attached.hear()).HasField("draining")
         assert served.broker.engines() == 1
 
 

@@ -22,7 +22,7 @@ class FakeBroker:
         self.busy = False
         self.hurried = False
         self.seeking = False
-        self.rest_s: float | None = None
+        self.rest_s = 3600.0
         self.moves = False
         self.on_busy = None
         self.scans = 0

@@ -39,6 +39,9 @@ HELLO_LIMIT_BYTES = 64 * 1024
 """A Hello of 64 models with the longest names and the longest path is 13 KiB; an Announce holds
 150 streams with the longest names and labels."""
 
+LAST_WRITE_S = 0.2
+"""How long an engine has, at the end of its call, to take the message that is on its way."""
+
 GRPC_CODES = {Code(code.value[0]): code for code in grpc.StatusCode}
 
 EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
@@ -137,8 +140,11 @@ class AttachService(EngineServiceServicer):
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in tasks:
-                task.cancel()
+            reading.cancel()
+            # A write that is cancelled half-way would leave the call without a status.
+            outbox.close(EngineLost("the attachment is over"))
+            await asyncio.wait({writing}, timeout=LAST_WRITE_S)
+            writing.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         for task in done:
             if task.cancelled():  # a fault of ours; the engine must not take it for a farewell

@@ -18,15 +18,16 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from rrpa_sidecar.clock import Clock
 from rrpa_sidecar.control.admission import Queue
+from rrpa_sidecar.control.adoption import Adoption
+from rrpa_sidecar.control.announced import check
 from rrpa_sidecar.control.dispatch import Dispatch
-from rrpa_sidecar.control.engines import NO_SLOT, Engine, EngineLink, Engines, ModelInfo
+from rrpa_sidecar.control.engines import Engine, EngineLink, Engines, ModelInfo
 from rrpa_sidecar.control.finding import Finder
 from rrpa_sidecar.control.gate import Gate, Limits
 from rrpa_sidecar.control.hello import check_hello
@@ -41,6 +42,7 @@ from rrpa_sidecar.control.lifecycle import (
     next_state,
 )
 from rrpa_sidecar.control.live import Labels, LiveStream, Timing
+from rrpa_sidecar.control.orphans import Orphans
 from rrpa_sidecar.control.readers import Readers
 from rrpa_sidecar.control.reading import Reading
 from rrpa_sidecar.control.requests import model_of
@@ -50,6 +52,7 @@ from rrpa_sidecar.errors import (
     CorruptLog,
     DeadlinePassed,
     Draining,
+    EngineLost,
     EngineStatus,
     RRPAError,
 )
@@ -69,8 +72,6 @@ log = logging.getLogger(__name__)
 
 BEFORE_ITS_LOG = frozenset({State.QUEUED, State.SUBMITTED, State.STOPPING})
 """States in which a stream without a log has no byte, for certain."""
-TAKES_ENGINE = frozenset({State.LOSING, State.AWAITED, State.FOUND})
-"""States in which an engine may announce a stream."""
 OVER = frozenset({State.ENDED, State.CORRUPT})
 """States in which only readers are waited for."""
 CANCELLED = Finished(0, REASON_CANCELLED, None, 0, 0, 0)
@@ -88,13 +89,6 @@ class Settings(Limits, Protocol):
     def shm_timeout_s(self) -> float: ...
     @property
     def max_open_calls(self) -> int: ...
-
-
-class Adoption(NamedTuple):
-    """An announced stream that goes on."""
-
-    slot: int | None
-    """Of the engine's table; None: all are taken, and sweeps find its progress."""
 
 
 class Broker:
@@ -147,6 +141,26 @@ class Broker:
             config.resume_window_s,
             config.max_open_calls,
             self._advance,
+        )
+        self._adoption = Adoption(
+            directory,
+            self._streams,
+            self._finder,
+            self._readers,
+            self._watch,
+            self._leftovers,
+            self._budget,
+            config.stream_bytes,
+            metrics.totals,
+            self._advance,
+        )
+        self._orphans = Orphans(
+            directory,
+            round(config.shm_timeout_s * 1e9),
+            clock.now_ns(),
+            self._is_known,
+            self._keep_orphan,
+            self._reclaimed,
         )
 
     # --- For front ends -------------------------------------------------------------------
@@ -242,8 +256,12 @@ class Broker:
         return self._engines.models()
 
     def drain(self) -> None:
-        """Refuse new streams and new engines from now on; those that are there go on."""
+        """Refuse new streams and new engines from now on; those that are there go on, and know."""
+        if self._gate.draining:
+            return
         self._gate.draining = True
+        for engine in self._engines.all():
+            engine.link.draining()
         self._tell_ready()
 
     def send_engines_on(self) -> None:
@@ -294,6 +312,7 @@ class Broker:
         self._finder.sweep(now_ns)
         self._kept.sweep(now_ns)
         self._leftovers.sweep(now_ns)
+        self._orphans.turn(now_ns)
         return moved
 
     def seek(self) -> None:
@@ -311,10 +330,12 @@ class Broker:
         return bool(self._streams) or len(self._leftovers) > 0
 
     @property
-    def rest_s(self) -> float | None:
-        """How long nothing has to be swept while nothing is `busy`; None: for ever."""
-        due_ns = self._kept.due_ns
-        return None if due_ns is None else max(due_ns - self._clock.now_ns(), 0) / 1e9
+    def rest_s(self) -> float:
+        """How long nothing has to be swept while nothing is `busy`."""
+        due_ns = self._orphans.due_ns
+        if self._kept.due_ns is not None:
+            due_ns = min(due_ns, self._kept.due_ns)
+        return max(due_ns - self._clock.now_ns(), 0) / 1e9
 
     @property
     def unsettled(self) -> bool:
@@ -333,11 +354,11 @@ class Broker:
     # --- For the engines' service ---------------------------------------------------------
 
     def attach(
-        self, hello: Hello, link: EngineLink, announced: Iterable[OpenStream] = ()
+        self, hello: Hello, link: EngineLink, announced: Sequence[OpenStream] = ()
     ) -> Engine:
         """Take in an engine; streams may be submitted to `link` before this returns.
 
-        announced: streams that it works on already; they get their slots before any other.
+        announced: the streams that it has already, checked; they get their slots before any other.
 
         Raises:
           Draining, CapacityExhausted, InvalidRequest, AttachRefused
@@ -353,57 +374,22 @@ class Broker:
             "engine %s attached: models %s, capacity %d, build %a",
             *(offer.name, models, offer.capacity, offer.build),
         )
-        self.announce(engine, announced)
+        self._take_in(engine, announced)
         self._tell_ready()
+        self._tell_busy()
         self._dispatch.run()
         return engine
 
-    def announce(self, engine: Engine, announced: Iterable[OpenStream]) -> None:
-        """Answer for each stream that `engine` has of earlier attachments."""
-        for each in announced:
-            adoption = self.adopt(engine, each)
-            if adoption is None:
-                engine.link.cancel(each.stream_id)
-            else:
-                engine.link.adopt(each.stream_id, adoption.slot)
-        self._tell_busy()
+    def announce(self, engine: Engine, announced: Sequence[OpenStream]) -> None:
+        """Take in streams of earlier attachments that an attached engine announces later.
 
-    def adopt(self, engine: Engine, announced: OpenStream) -> Adoption | None:
-        """Let `engine` go on with a stream of an earlier attachment; None: it shall stop.
-
-        Readers that have it open read on, and those that wait for it begin. Without any it is
-        given the time of a resume window to find one, whatever its first client had asked for.
+        Raises:
+          InvalidRequest: one breaks a rule of engine.proto; none is taken in.
         """
-        stream = self._streams.get(announced.stream_id)
-        if stream is None:
-            if layout.log_name(announced.stream_id) in self._leftovers:
-                return None  # nobody wants it any more
-            stream = self._finder.announced(announced.stream_id)
-        elif stream.state not in TAKES_ENGINE:
-            return None
-        stream.adopted = True
-        stream.model = announced.model
-        stream.resumable = announced.resumable
-        stream.labels = replace(stream.labels, request_id=announced.request_id)
-        stream.engine, stream.word = engine, 0
-        stream.slot = engine.adopt(stream)
-        self._budget.give_back(stream.charged_bytes)
-        self._budget.charge(self.stream_bytes)
-        stream.charged_bytes = self.stream_bytes
-        self._advance(stream, Step.ADOPT)
-        if stream.progress is not None:
-            stream.progress.trust_nobody()
-            self._advance(stream, Step.LOG_SEEN)
-        self._watch.look(stream)
-        if stream.state not in GENERATES:  # over since, or corrupt
-            return None
-        if not stream.readings:
-            self._readers.miss(stream)
-        slot = None if stream.slot == NO_SLOT else stream.slot
-        if stream.stop_wanted:
-            self._advance(stream, Step.STOP)
-        self._metrics.totals.streams_adopted += 1
-        return Adoption(slot)
+        check(announced, lambda stream_id: engine.stream(stream_id) is not None)
+        self._take_in(engine, announced)
+        self._tell_busy()
+        self._dispatch.run()
 
     def rejected(self, engine: Engine, stream_id: str, code: int, message: str) -> None:
         """End a stream that `engine` will not begin. Ids of streams it does not hold are ignored.
@@ -482,6 +468,8 @@ class Broker:
     def _entered(self, stream: LiveStream, old: State, new: State) -> None:
         if old is State.QUEUED:
             self._dispatch.remove(stream)
+        if old is State.STOPPING and new is State.LOSING:
+            stream.stop_wanted = True  # the Cancel may have been lost with the attachment
         if new is State.SUBMITTED and old is not State.LOSING:
             self._active += 1
         engine = stream.engine
@@ -542,8 +530,33 @@ class Broker:
 
         return on_removed
 
+    def _is_known(self, name: str) -> bool:
+        """Whether a log has somebody here who will remove it."""
+        stream_id = layout.id_of(name)
+        return stream_id in self._streams or stream_id in self._kept or name in self._leftovers
+
+    def _keep_orphan(self, name: str, size_bytes: int) -> None:
+        """Keep a log that nobody owns for readers who may come back."""
+
+        def on_removed(outcome: Reclaim) -> None:
+            if outcome is Reclaim.REMOVED:
+                self._reclaimed(layout.kind_of(name))
+
+        self._budget.charge(size_bytes)
+        self._kept.add(Kept(layout.id_of(name), size_bytes=size_bytes, on_removed=on_removed))
+        log.info("found %s, %d bytes, which nobody owns; kept for its readers", name, size_bytes)
+
+    def _reclaimed(self, kind: str) -> None:
+        self._metrics.totals.reclaimed[kind] += 1
+
     def _show(self, stream: LiveStream) -> None:
         self._readers.show(stream)
+
+    def _take_in(self, engine: Engine, announced: Sequence[OpenStream]) -> None:
+        for old in self._adoption.stale(engine, announced):
+            old.link.close(EngineLost("the engine has attached again"))
+            self.detach(old, "it attached again")
+        self._adoption.answer(engine, announced)
 
     def _poll_table(self, engine: Engine) -> list[Moves]:
         try:
@@ -564,7 +577,7 @@ class Broker:
                 self.on_ready_change(self._ready)
 
     def _tell_busy(self) -> None:
-        if self.on_busy is not None and (self.busy or self.rest_s is not None):
+        if self.on_busy is not None:
             self.on_busy()
 
 

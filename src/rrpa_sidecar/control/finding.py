@@ -64,10 +64,15 @@ class Finder:
             raise _not_found(stream_id)
         return stream
 
-    def announced(self, stream_id: str) -> LiveStream:
-        """Make the stream that an engine has announced and that is not in memory."""
+    def announced(self, stream_id: str, found: LogReader | None) -> LiveStream:
+        """Make the stream that an engine has announced and that is not in memory.
+
+        found: its log, if there is one.
+        """
         kept = self._kept.take(stream_id)
-        stream = self._made(stream_id, State.AWAITED, None)
+        stream = self._made(stream_id, State.AWAITED if found is None else State.FOUND, None)
+        if found is not None:
+            stream.log, stream.progress = found, Progress(found)
         if kept is not None:  # we had given the engine up, and were wrong
             stream.charged_bytes = kept.size_bytes
         return stream

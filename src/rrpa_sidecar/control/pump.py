@@ -13,7 +13,8 @@ LONGEST_FACTOR = 4
 
 
 class Pump:
-    """Rings and sweeps. An idle sidecar does not wake up, but for files whose time is over.
+    """Rings and sweeps. An idle sidecar wakes up for files whose time is over, and to look for
+    those that nobody owns.
 
     sweep_interval_s: time between sweeps while anything moves or is waited for; it doubles with
       each sweep in vain, up to four times that, which is how late a lost bell can make a token.
@@ -61,23 +62,20 @@ class Pump:
         if self._broker.seeking and self._soon is None:
             self._soon = self._loop.call_soon(self._seek)
         due = self._next_sweep_s(self._loop)
-        if due is None:
-            return
         if self._timer is not None:
             if self._timer.when() <= due:
                 return
             self._timer.cancel()
         self._timer = self._loop.call_at(due, self._sweep)
 
-    def _next_sweep_s(self, loop: asyncio.AbstractEventLoop) -> float | None:
-        """Return when a sweep is needed, on the loop's clock; None: not by what is known now."""
+    def _next_sweep_s(self, loop: asyncio.AbstractEventLoop) -> float:
+        """Return when a sweep is needed, on the loop's clock."""
         if self._broker.busy:
             if self._broker.hurried:
                 self._factor = 1
             return loop.time() + self._factor * self._interval_s
-        rest_s = self._broker.rest_s
         # Not before it is due: the loop's clock counts whole milliseconds.
-        return None if rest_s is None else loop.time() + rest_s + 0.001
+        return loop.time() + self._broker.rest_s + 0.001
 
     def _seek(self) -> None:
         self._soon = None

@@ -1,0 +1,510 @@
+"""Streams that outlive an attachment: their engine announces them, and they go on here."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rrpa_sidecar.control.broker import Broker, Labels
+from rrpa_sidecar.control.engines import STREAMS_PER_SLOT
+from rrpa_sidecar.errors import EngineLost, InvalidRequest
+from rrpa_sidecar.metrics import Metrics
+from rrpa_sidecar.pb.engine_pb2 import OpenStream
+from rrpa_sidecar.stream.events import Finished
+from tests.control.engine import (
+    STREAM_BYTES,
+    FakeEngine,
+    assert_at_rest,
+    failure,
+    read_all,
+    streams_in,
+)
+
+LABELS = Labels("later", "s")
+
+
+def announced(stream_id: str, *, begun: bool = True, **changes: Any) -> OpenStream:
+    fields = {"stream_id": stream_id, "model": "test", "begun": begun, "request_id": "mine"}
+    return OpenStream(**{**fields, **changes})
+
+
+@pytest.fixture
+def successor(config, shm, metrics, clock) -> Broker:
+    """The sidecar that comes after `broker` was killed: the old one is not asked any more."""
+    return Broker(config, shm, "/tmp/bell", metrics, clock)
+
+
+@pytest.fixture
+def survivor(cast, successor) -> Any:
+    """Returns an engine with streams of a sidecar that was killed, not attached again yet."""
+
+    def made(*answers: bytes, capacity: int = 2, model: str = "test") -> FakeEngine:
+        old = cast.engine(model, capacity=max(capacity, len(answers)))
+        for answer in answers:
+            old.write(cast.open(model), answer)
+        old.capacity = capacity
+        again = old.again(successor)
+        cast.engines.append(again)
+        return again
+
+    return made
+
+
+def ids(engine: FakeEngine) -> list[str]:
+    return list(engine.writers)
+
+
+# --- A new sidecar ------------------------------------------------------------------------
+
+
+def test_announced_stream_goes_on_in_a_slot_and_its_reader_gets_every_byte_once(
+    survivor, successor, metrics, clock
+):
+    engine = survivor(b"Gr" + "ü".encode()[:1])
+    (stream_id,) = ids(engine)
+    engine.attach(announced(stream_id))
+    assert engine.adopted == {stream_id: 0}
+    assert successor.active_streams() == 1
+    assert metrics.totals.streams_adopted == 1
+    reading = successor.resume(stream_id, 2, LABELS)
+    assert read_all(reading) == (b"", None)
+    engine.write(reading, "ü".encode()[1:] + b"n")
+    assert read_all(reading) == ("ün".encode(), None)
+    engine.finish(reading)
+    got, last = read_all(reading)
+    assert (got, type(last)) == (b"", Finished)
+    reading.leave()
+    assert engine.cancelled == []
+    clock.jump_s(31)
+    successor.sweep()
+    assert_at_rest(successor)
+
+
+def test_adopted_stream_moves_the_readers_by_its_word_like_any_other(survivor, successor):
+    engine = survivor(b"abc")
+    (stream_id,) = ids(engine)
+    engine.attach(announced(stream_id))
+    reading = successor.resume(stream_id, 0, LABELS)
+    assert read_all(reading) == (b"abc", None)
+    woken: list[int] = []
+    reading.waker = lambda: woken.append(1)
+    engine.writers[stream_id].write(b"d")
+    assert successor.scan()  # no sweep
+    assert woken
+    assert read_all(reading) == (b"d", None)
+    reading.leave()
+
+
+def test_adoptions_are_said_before_anything_is_submitted_and_take_their_slots(survivor, successor):
+    engine = survivor(b"a", b"b", capacity=3)
+    engine.attach(*map(announced, ids(engine)))
+    assert sorted(engine.adopted.values()) == [0, 1]
+    request = cast_request()
+    first = successor.open(request, Labels("new", "s"), None)
+    second = successor.open(request, Labels("new", "s"), None)
+    assert [each.slot for each in engine.submitted] == [2]
+    assert successor.queue_length() == 1
+    first.leave()
+    second.leave()
+
+
+def cast_request() -> bytes:
+    from rrpa_sidecar.pb.rrpa_pb2 import CreateStreamRequest
+
+    return CreateStreamRequest(model="test").SerializeToString()
+
+
+@pytest.mark.parametrize("resumable", [False, True])
+def test_adopted_stream_that_nobody_comes_for_is_stopped_after_the_window(
+    survivor, successor, config, clock, shm, resumable
+):
+    """The sidecar's death is not the client's leaving, so both kinds get the window."""
+    engine = survivor(b"abc")
+    (stream_id,) = ids(engine)
+    engine.attach(announced(stream_id, resumable=resumable))
+    clock.jump_s(config.resume_window_s - 0.001)
+    successor.sweep()
+    assert engine.cancelled == []
+    clock.jump_s(0.001)
+    successor.sweep()
+    assert engine.cancelled == [stream_id]
+    engine.obey_cancels()
+    successor.sweep()
+    assert successor.active_streams() == 0
+    clock.jump_s(config.shm_timeout_s)
+    successor.sweep()
+    assert streams_in(shm) == []
+    assert_at_rest(successor)
+    assert engine.cancelled == [stream_id]
+
+
+def test_stream_that_has_not_begun_waits_in_the_engine_and_begins_in_its_new_slot(
+    survivor, successor, cast
+):
+    engine = survivor()
+    waiting = "c" * 32
+    engine.attach(announced(waiting, begun=False))
+    assert engine.adopted == {waiting: 0}
+    reading = successor.resume(waiting, 0, LABELS)
+    assert read_all(reading) == (b"", None)
+    engine.write(reading, b"first")
+    assert read_all(reading) == (b"first", None)
+    reading.leave()
+
+
+def test_stream_that_has_not_begun_may_still_be_rejected(survivor, successor):
+    engine = survivor()
+    waiting = "c" * 32
+    engine.attach(announced(waiting, begun=False))
+    reading = successor.resume(waiting, 0, LABELS)
+    successor.rejected(engine.engine, waiting, 3, "no")
+    assert str(failure(reading.poll())) == "no"
+    reading.leave()
+
+
+def test_reader_that_came_before_the_engine_gets_the_stream_when_it_is_announced(
+    survivor, successor
+):
+    engine = survivor()
+    waiting = "c" * 32
+    reading = successor.resume(waiting, 0, LABELS)
+    woken: list[int] = []
+    reading.waker = lambda: woken.append(1)
+    engine.attach(announced(waiting, begun=False))
+    engine.write(reading, b"first")
+    assert woken
+    assert read_all(reading) == (b"first", None)
+    reading.leave()
+    assert engine.cancelled == [waiting]  # somebody came and left: no window, it is not resumable
+
+
+def test_reader_that_found_the_file_before_the_engine_came_reads_on(survivor, successor, clock):
+    engine = survivor(b"abc")
+    (stream_id,) = ids(engine)
+    reading = successor.resume(stream_id, 1, LABELS)
+    assert read_all(reading) == (b"bc", None)
+    engine.writers[stream_id].write(b"d")
+    successor.sweep()
+    assert read_all(reading) == (b"d", None)
+    engine.attach(announced(stream_id))
+    assert engine.adopted == {stream_id: 0}
+    assert successor.active_streams() == 1
+    engine.write(reading, b"e")
+    assert read_all(reading) == (b"e", None)
+    engine.finish(reading)
+    assert isinstance(read_all(reading)[1], Finished)
+    reading.leave()
+    clock.jump_s(31)
+    successor.sweep()
+    assert_at_rest(successor)
+
+
+def test_log_of_another_size_than_this_sidecars_is_adopted(survivor, config, shm, metrics, clock):
+    config = replace(config, stream_bytes=2 * STREAM_BYTES, shm_bytes=8 * STREAM_BYTES)
+    other = Broker(config, shm, "/tmp/bell", metrics, clock)
+    engine = survivor(b"abc")
+    (stream_id,) = ids(engine)
+    engine.broker = other
+    engine.attach(announced(stream_id))
+    reading = other.resume(stream_id, 0, LABELS)
+    assert read_all(reading) == (b"abc", None)
+    assert other.shm_used_bytes() == STREAM_BYTES  # what it takes, not what ours would
+    reading.leave()
+
+
+def test_stream_that_ended_before_its_announcement_was_read_is_over_at_once(
+    survivor, successor, clock
+):
+    engine = survivor(b"abc")
+    (stream_id,) = ids(engine)
+    engine.finish(type("S", (), {"stream_id": stream_id}))
+    engine.attach(announced(stream_id, resumable=True))
+    assert successor.active_streams() == 0
+    reading = successor.resume(stream_id, 0, LABELS)
+    got, last = read_all(reading)
+    assert (got, type(last)) == (b"abc", Finished)
+    reading.leave()
+    assert engine.cancelled == []
+
+
+def test_adopted_log_that_breaks_the_format_fails_alone_and_its_engine_is_told(
+    survivor, successor, shm
+):
+    engine = survivor(b"abc", b"xyz")
+    bad, good = ids(engine)
+    with open(f"{shm.path}/rrpa_{bad}", "r+b") as file:
+        file.seek(144)
+        file.write(b"\x07")
+    engine.attach(*map(announced, ids(engine)))
+    assert engine.cancelled == [bad]
+    reading = successor.resume(good, 0, LABELS)
+    assert read_all(reading) == (b"xyz", None)
+    reading.leave()
+
+
+# --- Too many -----------------------------------------------------------------------------
+
+
+def test_streams_beyond_the_slots_have_none_and_are_found_by_sweeps(survivor, successor):
+    engine = survivor(b"a", b"b", b"c", capacity=2)
+    first, second, third = ids(engine)
+    engine.attach(announced(first), announced(second))
+    successor.announce(engine.engine, [announced(third)])
+    assert engine.adopted == {first: 0, second: 1, third: None}
+    assert successor.active_streams() == 3
+    readings = [successor.resume(each, 0, LABELS) for each in (first, second, third)]
+    assert [read_all(each)[0] for each in readings] == [b"a", b"b", b"c"]
+    successor.scan()  # the others have moved to their slots
+    engine.writers[third].write(b"d")
+    assert not successor.scan()
+    successor.sweep()
+    assert read_all(readings[2]) == (b"d", None)
+    engine.finish(readings[2])
+    successor.sweep()
+    assert isinstance(read_all(readings[2])[1], Finished)
+    for each in readings:
+        each.leave()
+    assert engine.cancelled == [first, second]
+    assert successor.active_streams() == 2
+    engine.obey_cancels()
+    successor.sweep()
+    assert successor.active_streams() == 0
+
+
+def test_no_slot_is_given_twice_when_streams_without_one_end(survivor, successor):
+    engine = survivor(b"a", b"b", capacity=1)
+    first, second = ids(engine)
+    engine.attach(announced(first))
+    successor.announce(engine.engine, [announced(second)])
+    reading = successor.resume(second, 0, LABELS)
+    engine.finish(reading)
+    successor.sweep()
+    waiting = successor.open(cast_request(), Labels("new", "s"), None)
+    assert engine.submitted == []
+    reading.leave()
+    waiting.leave()
+
+
+def test_streams_beyond_what_an_engine_may_have_are_refused_one_by_one(survivor, successor):
+    engine = survivor()
+    engine.capacity = 1
+    engine = engine.again(successor)
+    many = [f"{number:032x}" for number in range(STREAMS_PER_SLOT + 1)]
+    engine.attach(announced(many[0], begun=False))
+    successor.announce(engine.engine, [announced(each, begun=False) for each in many[1:]])
+    assert list(engine.adopted) == many[:-1]
+    assert engine.cancelled == many[-1:]
+    engine.tidy()
+
+
+def test_adopted_streams_take_the_budget_and_new_ones_wait_for_it(
+    survivor, config, shm, metrics, clock
+):
+    tight = replace(config, shm_bytes=2 * STREAM_BYTES)
+    other = Broker(tight, shm, "/tmp/bell", metrics, clock)
+    engine = survivor(b"a", b"b", b"c", capacity=4)
+    engine.broker = other
+    engine.attach(*map(announced, ids(engine)))
+    assert len(engine.adopted) == 3
+    assert other.shm_used_bytes() == 3 * STREAM_BYTES  # they exist, whatever the setting is
+    waiting = other.open(cast_request(), Labels("new", "s"), None)
+    assert engine.submitted == []
+    for stream_id in ids(engine)[:2]:
+        reading = other.resume(stream_id, 0, LABELS)
+        read_all(reading)
+        engine.finish(reading)
+        read_all(reading)
+        reading.leave()
+        other.sweep()
+    assert len(engine.submitted) == 1
+    waiting.leave()
+
+
+# --- The same sidecar ---------------------------------------------------------------------
+
+
+def lose(broker: Broker, engine: FakeEngine) -> None:
+    """Let an attachment break, not its engine."""
+    engine.table.close()
+    broker.detach(engine.engine, "its connection broke")
+
+
+def test_engine_whose_attachment_broke_brings_its_streams_back_and_readers_notice_nothing(
+    broker, cast, clock, config
+):
+    old = cast.engine()
+    stream = cast.open()
+    old.write(stream, b"abc")
+    assert read_all(stream) == (b"abc", None)
+    lose(broker, old)
+    old.writers[stream.stream_id].write(b"d")
+    clock.jump_s(config.engine_lost_timeout_s - 0.001)
+    broker.sweep()
+    assert read_all(stream) == (b"d", None)
+    again = old.again()
+    again.attach(announced(stream.stream_id))
+    assert again.adopted == {stream.stream_id: 0}
+    clock.jump_s(config.engine_lost_timeout_s)
+    again.write(stream, b"e")
+    assert read_all(stream) == (b"e", None)
+    again.finish(stream)
+    assert isinstance(read_all(stream)[1], Finished)
+    stream.leave()
+    assert (old.cancelled, again.cancelled) == ([], [])
+    broker.sweep()
+    assert_at_rest(broker)
+    again.tidy()
+
+
+def test_engine_that_comes_back_too_late_is_told_to_stop(broker, cast, clock, config):
+    old = cast.engine()
+    stream = cast.open()
+    old.write(stream, b"abc")
+    lose(broker, old)
+    clock.jump_s(config.engine_lost_timeout_s)
+    broker.sweep()
+    got, last = read_all(stream)
+    assert got == b"abc"
+    assert isinstance(failure(last), EngineLost)
+    again = old.again()
+    again.attach(announced(stream.stream_id))
+    assert (again.adopted, again.cancelled) == ({}, [stream.stream_id])
+    stream.leave()
+    again.tidy()
+
+
+def test_stream_whose_client_left_while_its_engine_was_away_is_cancelled_when_it_comes_back(
+    broker, cast, clock, shm
+):
+    old = cast.engine()
+    stream = cast.open()
+    old.write(stream, b"abc")
+    lose(broker, old)
+    stream.leave()
+    assert streams_in(shm)  # the engine still writes it
+    again = old.again()
+    again.attach(announced(stream.stream_id))
+    assert (again.adopted, again.cancelled) == ({}, [stream.stream_id])
+    again.obey_cancels()
+    clock.jump_s(10)
+    broker.sweep()
+    assert streams_in(shm) == []
+    assert_at_rest(broker)
+    again.tidy()
+
+
+def test_stream_that_was_to_be_stopped_while_its_engine_was_away_is_stopped_when_it_is_back(
+    broker, cast
+):
+    old = cast.engine()
+    stream = cast.open()
+    old.write(stream, b"abc")
+    lose(broker, old)
+    broker.cancel_stream(stream.stream_id)
+    again = old.again()
+    again.attach(announced(stream.stream_id))
+    assert list(again.adopted) == again.cancelled == [stream.stream_id]
+    again.obey_cancels()
+    got, last = read_all(stream)
+    assert (got, type(last)) == (b"abc", Finished)
+    stream.leave()
+    again.tidy()
+
+
+def test_engine_may_be_back_before_the_end_of_its_old_attachment_is_noticed(broker, cast, clock):
+    old = cast.engine()
+    stream = cast.open()
+    old.write(stream, b"abc")
+    again = old.again()
+    again.attach(announced(stream.stream_id))
+    assert again.adopted == {stream.stream_id: 0}
+    assert isinstance(old.closed[0], EngineLost)
+    lose(broker, old)
+    again.write(stream, b"d")
+    assert read_all(stream) == (b"abcd", None)
+    again.finish(stream)
+    assert isinstance(read_all(stream)[1], Finished)
+    stream.leave()
+    clock.jump_s(1)
+    broker.sweep()
+    assert_at_rest(broker)
+    again.tidy()
+
+
+def test_engine_gets_no_stream_of_another_engine_by_announcing_it(broker, cast):
+    owner = cast.engine(name="owner")
+    stream = cast.open()
+    owner.write(stream, b"abc")
+    thief = owner.again(name="thief")
+    thief.attach(announced(stream.stream_id))
+    assert (thief.adopted, thief.cancelled, owner.cancelled) == ({}, [stream.stream_id], [])
+    owner.write(stream, b"d")
+    assert read_all(stream) == (b"abcd", None)
+    stream.leave()
+    thief.tidy()
+
+
+def test_engine_gets_no_stream_that_still_waits_in_the_queue(broker, cast):
+    engine = cast.engine(capacity=1)
+    running, queued = cast.open(), cast.open()
+    broker.announce(engine.engine, [announced(queued.stream_id)])
+    assert (engine.adopted, engine.cancelled) == ({}, [queued.stream_id])
+    assert broker.queue_length() == 1
+    queued.leave()
+    running.leave()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a file away")
+def test_log_of_another_user_than_the_engines_is_not_adopted(survivor, successor, shm):
+    engine = survivor(b"abc", b"xyz")
+    found, unknown = ids(engine)
+    for each in (found, unknown):
+        os.chown(f"{shm.path}/rrpa_{each}", 12345, -1)
+    reading = successor.resume(found, 0, LABELS)
+    engine.attach(*map(announced, ids(engine)))
+    assert (engine.adopted, sorted(engine.cancelled)) == ({}, sorted([found, unknown]))
+    reading.leave()
+
+
+def test_begun_stream_without_a_file_is_told_to_stop_and_its_reader_why(survivor, successor):
+    engine = survivor()
+    unread, awaited = "c" * 32, "d" * 32
+    reading = successor.resume(awaited, 0, LABELS)
+    engine.attach(announced(unread), announced(awaited))
+    assert engine.cancelled == [unread, awaited]
+    assert "file was removed" in str(failure(reading.poll()))
+    reading.leave()
+    successor.sweep()
+    assert successor.active_streams() == successor.shm_used_bytes() == 0
+
+
+def test_stream_that_this_attachment_has_already_is_not_announced_again(broker, cast):
+    engine = cast.engine()
+    stream = cast.open()
+    with pytest.raises(InvalidRequest, match="came twice"):
+        broker.announce(engine.engine, [announced("c" * 32), announced(stream.stream_id)])
+    assert engine.adopted == {}
+    stream.leave()
+
+
+def test_announcement_that_is_refused_takes_in_nothing(successor, survivor):
+    engine = survivor(b"abc").attach()
+    with pytest.raises(InvalidRequest, match="stream_id"):
+        successor.announce(engine.engine, [*map(announced, ids(engine)), announced("C" * 32)])
+    assert (engine.adopted, engine.cancelled, successor.busy) == ({}, [], False)
+
+
+def test_draining_sidecar_tells_each_engine_once(broker, cast):
+    engines = [cast.engine(), cast.engine()]
+    broker.drain()
+    broker.drain()
+    assert [engine.drains for engine in engines] == [1, 1]
+
+
+def test_metrics_count_nothing_that_was_refused(survivor, successor, metrics: Metrics):
+    engine = survivor()
+    engine.attach(announced("c" * 32, begun=True))
+    assert metrics.totals.streams_adopted == 0
