@@ -223,7 +223,8 @@ def read_all(stream: Reading, limit_bytes: int = 65536) -> tuple[bytes, Event | 
             assert stream.poll() is None
             return got, event
         assert event.data
-        event.data.decode()
+        if got or event.offset == 0:  # a resumed stream may begin inside of a character
+            event.data.decode()
         got += event.data
     return got, None
 

@@ -193,3 +193,44 @@ async def test_sweep_that_is_far_off_is_brought_forward_when_somebody_waits_for_
     broker.hurried = True
     pump._arm()
     assert loop.due[-1] == 0.05
+
+
+async def test_idle_pump_wakes_up_when_something_kept_is_due_and_not_before(bell, broker):
+    pump = Pump(broker, bell, 0.05)
+    pump._loop = loop = FakeLoop()
+    broker.rest_s = 30.0
+    pump._arm()
+    pump._arm()
+    assert loop.due == [30.001]
+    broker.busy = True
+    pump._arm()
+    assert loop.due == [30.001, 0.05], "it is swept before"
+    broker.busy = False
+    broker.rest_s = 29.9
+    pump._sweep()
+    assert loop.due[-1] == 29.901
+
+
+async def test_readers_on_their_way_get_one_turn_after_the_other_until_they_are_there(bell, broker):
+    turns = 0
+
+    def seek() -> None:
+        nonlocal turns
+        turns += 1
+        broker.seeking = turns < 5
+        broker.called.set()
+
+    broker.seek = seek
+    broker.seeking = broker.busy = True
+    pump = Pump(broker, bell, NEVER_S)
+    pump.start()
+    broker.on_busy()
+    while broker.seeking:
+        await broker.next_call()
+    await asyncio.sleep(10 * OFTEN_S)
+    assert (turns, broker.sweeps) == (5, 0)
+    broker.seeking = True
+    broker.on_busy()
+    pump.close()
+    await asyncio.sleep(10 * OFTEN_S)
+    assert turns == 5

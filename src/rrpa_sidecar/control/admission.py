@@ -29,7 +29,12 @@ class Budget:
     @property
     def has_room(self) -> bool:
         """Whether one more stream may begin."""
-        return self.taken_bytes + self._stream_bytes <= self.limit_bytes
+        return self.short_bytes <= 0
+
+    @property
+    def short_bytes(self) -> int:
+        """How much has to be given back before one more stream may begin; 0 or less: nothing."""
+        return self.taken_bytes + self._stream_bytes - self.limit_bytes
 
     @property
     def limit_bytes(self) -> int:

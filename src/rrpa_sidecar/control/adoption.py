@@ -151,6 +151,7 @@ class Adoption:
             return
         self._totals.streams_adopted += 1
         if not stream.readings:
+            stream.unclaimed = True
             self._readers.forget(stream)  # a window that had begun begins again
             self._readers.miss(stream)
 

@@ -494,7 +494,7 @@ class Broker:
             stream.log.close()
         if stream.engine is not None:
             self._active -= 1
-        if stream.resumable or stream.adopted:
+        if stream.resumable or stream.unclaimed:
             self._keep(stream, old)
         elif stream.engine is not None:
             on_removed = self._on_removed(stream)
@@ -504,7 +504,7 @@ class Broker:
         """Keep what readers may come back for."""
         if old is State.FOUND and stream.kept is None:
             return  # it is live and somebody else's
-        on_removed = self._on_removed(stream)
+        on_removed = stream.kept.on_removed if stream.kept else self._on_removed(stream)
         kept = Kept(stream.stream_id, stream.model, last=stream.last, on_removed=on_removed)
         if stream.progress is not None:
             kept.size_bytes = real_bytes(stream.progress.committed)
@@ -551,6 +551,8 @@ class Broker:
 
     def _show(self, stream: LiveStream) -> None:
         self._readers.show(stream)
+        if self.seeking:
+            self._tell_busy()
 
     def _take_in(self, engine: Engine, announced: Sequence[OpenStream]) -> None:
         for old in self._adoption.stale(engine, announced):

@@ -6,6 +6,7 @@ from rrpa_sidecar.clock import Clock
 from rrpa_sidecar.control.kept import Kept, KeptStreams
 from rrpa_sidecar.control.lifecycle import State, Step
 from rrpa_sidecar.control.live import Advance, Labels, LiveStream
+from rrpa_sidecar.control.requests import shortened
 from rrpa_sidecar.control.watch import Watch
 from rrpa_sidecar.errors import CapacityExhausted, InvalidRequest, SegmentMissing, StreamNotFound
 from rrpa_sidecar.shm import layout
@@ -55,7 +56,7 @@ class Finder:
         if not layout.is_id(stream_id):
             raise InvalidRequest(
                 "stream_id must be the 32 lower-case hex digits of rrpa-stream-id, not"
-                f" {stream_id[:40]!a}"
+                f" {shortened(stream_id)}"
             )
         stream = self._streams.get(stream_id)
         if stream is None:

@@ -41,8 +41,9 @@ class Gate:
         self.draining = False
         self.budget = Budget(limits.shm_bytes, limits.stream_bytes)
         self.budget.measure(directory.space().total_bytes)
-        self.evict: Callable[[], bool] = lambda: False
-        """Removes one file that is kept for readers who may never come; False: there is none."""
+        self.evict: Callable[[int], bool] = lambda short_bytes: False
+        """Removes one of the files that are kept for readers who may never come; False: all of them
+        together do not have the bytes that are missing."""
 
     def check_request(self, model: str, size_bytes: int) -> None:
         """Raise Draining, NoEngine, ModelNotFound or CapacityExhausted unless it may come in."""
@@ -73,7 +74,7 @@ class Gate:
         space = self._directory.space()
         self.budget.measure(space.total_bytes)
         need = self._limits.stream_bytes
-        while space.free_bytes < need and self.evict():
+        while space.free_bytes < need and self.evict(need - space.free_bytes):
             space = self._directory.space()
         if space.free_bytes < need or not self.budget.limit:
             raise CapacityExhausted(
@@ -85,7 +86,7 @@ class Gate:
     def make_room(self) -> bool:
         """See that the budget has room for a new stream; what is only kept gives way."""
         while not self.budget.has_room:
-            if not self.evict():
+            if not self.evict(self.budget.short_bytes):
                 return False
         return True
 

@@ -64,6 +64,8 @@ class KeptStreams:
         self._timeout_ns = round(timeout_s * 1e9)
         self._on_freed = on_freed
         self._kept: dict[str, Kept] = {}
+        self.size_bytes = 0
+        """Of all files that are kept."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -80,12 +82,16 @@ class KeptStreams:
         """Keep a stream whose bytes are charged already; it must not be kept yet."""
         kept.due_ns = self._clock.now_ns() + self._timeout_ns
         self._kept[kept.stream_id] = kept
+        self.size_bytes += kept.size_bytes
         if len(self._kept) > LIMIT:
             self._remove(next(iter(self._kept.values())))
 
     def take(self, stream_id: str) -> Kept | None:
         """Give back what is known of a stream that has a reader again; it is not kept any more."""
-        return self._kept.pop(stream_id, None)
+        kept = self._kept.pop(stream_id, None)
+        if kept is not None:
+            self.size_bytes -= kept.size_bytes
+        return kept
 
     def peek(self, stream_id: str) -> Kept | None:
         """Return what is known of a stream, which is kept on."""
@@ -93,18 +99,19 @@ class KeptStreams:
 
     def drop(self, stream_id: str) -> None:
         """Take note that somebody else has removed a file."""
-        kept = self._kept.pop(stream_id, None)
+        kept = self.take(stream_id)
         if kept is not None:
             self._budget.give_back(kept.size_bytes)
             self._on_freed()
 
-    def evict(self) -> bool:
-        """Remove the oldest file; False: there is none."""
-        for kept in self._kept.values():
-            if kept.size_bytes:
-                self._remove(kept)
-                return True
-        return False
+    def evict(self, short_bytes: int) -> bool:
+        """Remove the oldest file; False: all together do not have `short_bytes`, and none is."""
+        if self.size_bytes < short_bytes:
+            return False
+        oldest = next((kept for kept in self._kept.values() if kept.size_bytes), None)
+        if oldest is not None:
+            self._remove(oldest)
+        return oldest is not None
 
     def sweep(self, now_ns: int) -> None:
         """Remove those that are due."""
@@ -115,7 +122,7 @@ class KeptStreams:
             self._remove(oldest)
 
     def _remove(self, kept: Kept) -> None:
-        del self._kept[kept.stream_id]
+        self.take(kept.stream_id)
         if kept.size_bytes:
             self.remove_file(kept.stream_id, kept.size_bytes, kept.on_removed)
 

@@ -53,7 +53,8 @@ class LiveStream:
     last: all that readers get of a stream that has no log.
     settled: the step that a final or corrupt log asks for was taken.
     stop_wanted: somebody has asked to stop it; an engine that takes it over must be told.
-    adopted: an engine has announced it, so nobody knows whether its client had left.
+    adopted: an engine has announced it; the log may have another size than ours.
+    unclaimed: nobody has read it since; its client may have been cut off, and come back.
     charged_bytes: of the budget.
     kept: what was remembered of it while it was over and had no reader.
     """
@@ -81,6 +82,7 @@ class LiveStream:
         "stream_id",
         "ticket",
         "timing",
+        "unclaimed",
         "word",
     )
 
@@ -114,6 +116,7 @@ class LiveStream:
         self.settled = False
         self.stop_wanted = False
         self.adopted = False
+        self.unclaimed = False
         self.charged_bytes = 0
         self.kept: Kept | None = None
 

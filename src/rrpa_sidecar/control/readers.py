@@ -33,6 +33,7 @@ class Readers:
         """Add a reader to its stream."""
         stream = reading.stream
         self._missed.pop(stream, None)
+        stream.unclaimed = False
         stream.readings.append(reading)
         if len(stream.readings) > 1:  # they all are woken from now on
             self._end_short_way(stream)
@@ -61,7 +62,7 @@ class Readers:
         self._end_short_way(stream)
         # An end that nobody has read yet needs no Cancel, and must not get one.
         self._watch.look_for_end(stream)
-        if stream.state is State.GONE:
+        if stream.state in (State.LEAVING, State.GONE):
             return
         if stream.resumable and stream.state in MAY_GO_ON:
             self.miss(stream)
@@ -113,8 +114,9 @@ class Readers:
             reading.fail(error)
             return
         if reader is None:
-            self._seekers[reading] = seeker
-        reading.show(reader or seeker)
+            reading.source = self._seekers[reading] = seeker
+        else:
+            reading.show(reader)
 
     def _give_up(self, stream: LiveStream) -> None:
         if stream.state in GENERATES:  # what it has until then stays for the shm timeout

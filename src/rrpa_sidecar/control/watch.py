@@ -90,7 +90,10 @@ class Watch:
 
     def moved(self, stream: LiveStream) -> None:
         """The table says that the stream's log moved, and the short way did not take it."""
-        if stream.state is State.STREAMING:
+        if not stream.readings and stream.state is State.STREAMING:
+            if stream.word & 1:  # nobody else would see the end, and the slot wait for a sweep
+                self._refresh(stream)
+        elif stream.state is State.STREAMING:
             # The front end will read the header; reading it here as well would double the cost.
             self._unread[stream] = None
             stream.wake()

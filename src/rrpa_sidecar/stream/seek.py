@@ -68,21 +68,22 @@ class Seeker:
 
     def _inside(self, raw: bytes, final: bool) -> StreamReader:
         """Return the reader, whose place is inside of what the raw bytes from `_at` stand for."""
-        place, size = 0, len(raw)
-        while self._passed < self.offset:
+        at, passed, size = 0, self._passed, len(raw)
+        while size > LONGEST_CHARACTER_BYTES:  # halves, as long as the place is beyond them
             size = max(size // 2, LONGEST_CHARACTER_BYTES)
-            piece = raw[place : place + size]
-            cut = whole_characters(piece, final and place + size >= len(raw))
-            beyond = self._passed + len(cut.data) - self.offset
-            if beyond > 0 and size > LONGEST_CHARACTER_BYTES:
-                continue
-            place += cut.consumed
-            self._passed += len(cut.data)
-            if beyond > 0:
-                return StreamReader(
-                    self._progress, self.offset, self._at + place, cut.data[-beyond:]
-                )
-        return StreamReader(self._progress, self.offset, self._at + place)
+            cut = whole_characters(raw[at : at + size], False)
+            if passed + len(cut.data) <= self.offset:
+                at += cut.consumed
+                passed += len(cut.data)
+        lead, size = b"", 0
+        while passed < self.offset:  # then characters
+            size += 1
+            cut = whole_characters(raw[at : at + size], final and at + size >= len(raw))
+            if cut.data:
+                at, size = at + cut.consumed, 0
+                passed += len(cut.data)
+                lead = cut.data[len(cut.data) - (passed - self.offset) :]
+        return StreamReader(self._progress, self.offset, self._at + at, lead)
 
 
 def beyond(offset: int, size: int) -> OffsetOutOfRange:
