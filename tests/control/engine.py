@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rrpa_sidecar.control.broker import Broker, Labels, LiveStream, Reading
@@ -60,6 +61,8 @@ class FakeEngine:
     released: list[str] = field(default_factory=list)
     adopted: dict[str, int | None] = field(default_factory=dict)
     drains: int = 0
+    announced: set[str] = field(default_factory=set)
+    on_cancel: Callable[[FakeEngine, str], None] = lambda engine, stream_id: None
     closed: list[Exception] = field(default_factory=list)
     writers: dict[str, LogWriter] = field(default_factory=dict)
 
@@ -85,6 +88,7 @@ class FakeEngine:
         return Hello(**{**fields, **changes})
 
     def attach(self, *announced: OpenStream) -> FakeEngine:
+        self.announced = {each.stream_id for each in announced}
         hello = self.hello(announced=len(announced))
         self.engine = self.broker.attach(hello, self, announced)
         return self
@@ -123,6 +127,7 @@ class FakeEngine:
 
     def cancel(self, stream_id: str) -> None:
         self.cancelled.append(stream_id)
+        self.on_cancel(self, stream_id)
 
     def release(self, stream_id: str) -> None:
         self.released.append(stream_id)
@@ -189,11 +194,15 @@ class Cast:
 
     def engine(self, *models: str, capacity: int = 2, name: str = "fake") -> FakeEngine:
         """Attach an engine."""
+        return self.make(*models, capacity=capacity, name=name).attach()
+
+    def make(self, *models: str, capacity: int = 2, name: str = "fake") -> FakeEngine:
+        """Return an engine that is not attached yet."""
         made = FakeEngine(
             self._broker, self._directory, self._clock, models or ("test",), capacity, name
         )
         self.engines.append(made)
-        return made.attach()
+        return made
 
     def open(
         self,

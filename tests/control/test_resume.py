@@ -370,6 +370,7 @@ def test_answer_can_be_read_again_until_the_timeout_and_not_after_it(
 def test_what_is_kept_costs_its_real_bytes_and_no_descriptor_and_hurries_nobody(
     broker, cast, config, clock
 ):
+    broker.sweep()  # the first look for files of nobody
     stream = finished(cast, b"x" * (PAGE + 1))
     assert broker.shm_used_bytes() == 3 * PAGE  # one of the header, two of data
     assert stream.stream.log.fd == -1

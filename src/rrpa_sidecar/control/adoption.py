@@ -115,7 +115,7 @@ class Adoption:
 
     def _unknown(self, engine: Engine, stream_id: str) -> LiveStream | None:
         """Make a stream that is not in memory; None: nobody wants it, or not from this engine."""
-        if layout.log_name(stream_id) in self._leftovers:
+        if layout.log_name(stream_id) in self._leftovers or self._finder.was_lost(stream_id):
             return None
         try:
             found = LogReader.open(

@@ -468,6 +468,8 @@ class Broker:
     def _entered(self, stream: LiveStream, old: State, new: State) -> None:
         if old is State.QUEUED:
             self._dispatch.remove(stream)
+        if old is State.AWAITED:
+            self._finder.forget(stream)
         if old is State.STOPPING and new is State.LOSING:
             stream.stop_wanted = True  # the Cancel may have been lost with the attachment
         if new is State.SUBMITTED and old is not State.LOSING:
@@ -489,7 +491,6 @@ class Broker:
         stream_id = stream.stream_id
         del self._streams[stream_id]
         self._readers.forget(stream)
-        self._finder.forget(stream)
         if stream.log is not None:
             stream.log.close()
         if stream.engine is not None:

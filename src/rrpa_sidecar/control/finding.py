@@ -78,6 +78,11 @@ class Finder:
             stream.charged_bytes = kept.size_bytes
         return stream
 
+    def was_lost(self, stream_id: str) -> bool:
+        """Whether clients were told that nobody will end this stream: then nobody may."""
+        kept = self._kept.peek(stream_id)
+        return kept is not None and kept.lost_why is not None
+
     def look_at_found(self, stream: LiveStream) -> None:
         """See how a stream stands that `find` has made."""
         if stream.state is not State.FOUND:
@@ -88,15 +93,14 @@ class Finder:
             self._watch.look(stream)
 
     def forget(self, stream: LiveStream) -> None:
-        """Take note that a stream is gone, or not waited for any more."""
+        """Take note that a stream is not AWAITED any more."""
         self._awaited.pop(stream, None)
 
     def sweep(self, now_ns: int) -> None:
         """Wait no more for what no engine has announced in time."""
         if self._awaited and now_ns >= self._await_until_ns:
             for stream in list(self._awaited):
-                if stream.state is State.AWAITED:
-                    self._advance(stream, Step.REFUSE, _not_found(stream.stream_id))
+                self._advance(stream, Step.REFUSE, _not_found(stream.stream_id))
 
     def _remembered(self, stream_id: str) -> LiveStream:
         kept = self._kept.peek(stream_id)

@@ -14,6 +14,9 @@ SEEK_BYTES = 1024 * 1024
 """Of a log that are read at once to find a place: 0.3 ms of ASCII, 3 ms of characters of random
 lengths (CPython 3.11, 2-core x86-64, one run). Others want their tokens meanwhile."""
 
+ENDS_BY_ITSELF = frozenset({State.STOPPING, State.LOSING, State.LEAVING, State.GONE})
+"""States of which a missing reader is no reason to leave."""
+
 
 class Readers:
     """Takes the steps of a stream's life that its readers cause.
@@ -119,9 +122,10 @@ class Readers:
             reading.show(reader)
 
     def _give_up(self, stream: LiveStream) -> None:
+        self._watch.look_for_end(stream)
         if stream.state in GENERATES:  # what it has until then stays for the shm timeout
             self._advance(stream, Step.STOP)
-        elif stream.state not in (State.STOPPING, State.LOSING):  # these end by themselves
+        elif stream.state not in ENDS_BY_ITSELF:
             self._advance(stream, Step.LEAVE)
 
     def _end_short_way(self, stream: LiveStream) -> None:
