@@ -3,8 +3,8 @@
 Pure logic but for the shared-memory calls: no asyncio, no gRPC, no locks. Everything runs on
 the thread of one event loop. `gate.py` says who may come in, `dispatch.py` who runs and who
 waits, `watch.py` what the logs say, `readers.py` who reads and who is waited for, `finding.py`
-what an id of earlier times names, `kept.py` what stays when all is over, `pump.py` when to look;
-`attach_service.py` speaks to engines.
+what an id of earlier times names, `burial.py` and `kept.py` what stays when all is over, `pump.py`
+when to look; `attach_service.py` speaks to engines.
 
 The way of a token: an engine rings → `scan` reads each engine's table, one read and one more for
 every 128 streams → the front end's short way takes what moved, from the table alone or with one
@@ -26,12 +26,13 @@ from rrpa_sidecar.clock import Clock
 from rrpa_sidecar.control.admission import Queue
 from rrpa_sidecar.control.adoption import Adoption
 from rrpa_sidecar.control.announced import check
+from rrpa_sidecar.control.burial import Burial
 from rrpa_sidecar.control.dispatch import Dispatch
 from rrpa_sidecar.control.engines import Engine, EngineLink, Engines, ModelInfo
 from rrpa_sidecar.control.finding import Finder
 from rrpa_sidecar.control.gate import Gate, Limits
 from rrpa_sidecar.control.hello import check_hello
-from rrpa_sidecar.control.kept import Kept, KeptStreams, real_bytes
+from rrpa_sidecar.control.kept import KeptStreams
 from rrpa_sidecar.control.leftovers import Leftovers
 from rrpa_sidecar.control.lifecycle import (
     GENERATES,
@@ -127,6 +128,9 @@ class Broker:
         )
         self._gate.evict = self._kept.evict
         self._streams: dict[str, LiveStream] = {}  # all that are not GONE
+        self._burial = Burial(
+            self._streams, self._leftovers, self._kept, self._budget, metrics.totals
+        )
         lost_after_ns = int(config.engine_lost_timeout_s * 1e9)
         self._watch = Watch(
             directory, config.stream_bytes, lost_after_ns, clock, self._advance, self._show
@@ -158,9 +162,9 @@ class Broker:
             directory,
             round(config.shm_timeout_s * 1e9),
             clock.now_ns(),
-            self._is_known,
-            self._keep_orphan,
-            self._reclaimed,
+            self._burial.knows,
+            self._burial.keep_orphan,
+            self._burial.count,
         )
 
     # --- For front ends -------------------------------------------------------------------
@@ -488,67 +492,12 @@ class Broker:
             self._dispatch.run()
 
     def _bury(self, stream: LiveStream, old: State) -> None:
-        stream_id = stream.stream_id
-        del self._streams[stream_id]
+        del self._streams[stream.stream_id]
         self._readers.forget(stream)
-        if stream.log is not None:
-            stream.log.close()
         if stream.engine is not None:
             self._active -= 1
-        if stream.resumable or stream.unclaimed:
-            self._keep(stream, old)
-        elif stream.engine is not None:
-            on_removed = self._on_removed(stream)
-            self._kept.remove_file(stream_id, stream.charged_bytes, on_removed)
-
-    def _keep(self, stream: LiveStream, old: State) -> None:
-        """Keep what readers may come back for."""
-        if old is State.FOUND and stream.kept is None:
-            return  # it is live and somebody else's
-        on_removed = stream.kept.on_removed if stream.kept else self._on_removed(stream)
-        kept = Kept(stream.stream_id, stream.model, last=stream.last, on_removed=on_removed)
-        if stream.progress is not None:
-            kept.size_bytes = real_bytes(stream.progress.committed)
-            kept.lost_why = stream.progress.lost_why
-            kept.last = stream.last or stream.progress.broken
-        elif stream.kept is not None:
-            kept.size_bytes = stream.charged_bytes
-        elif stream.engine is not None:
-            self._kept.remove_file(stream.stream_id, stream.charged_bytes, on_removed)
-            stream.charged_bytes = 0
-        self._budget.give_back(stream.charged_bytes)
-        self._budget.charge(kept.size_bytes)
-        if kept.size_bytes or kept.last is not None:
-            self._kept.add(kept)
+        self._burial.bury(stream, old)
         self._dispatch.run()
-
-    def _on_removed(self, stream: LiveStream) -> Callable[[Reclaim], None]:
-        engine, stream_id = stream.engine, stream.stream_id
-
-        def on_removed(outcome: Reclaim) -> None:
-            if outcome is Reclaim.DENIED and engine is not None and engine.attached:
-                engine.link.release(stream_id)
-
-        return on_removed
-
-    def _is_known(self, name: str) -> bool:
-        """Whether a log has somebody here who will remove it."""
-        stream_id = layout.id_of(name)
-        return stream_id in self._streams or stream_id in self._kept or name in self._leftovers
-
-    def _keep_orphan(self, name: str, size_bytes: int) -> None:
-        """Keep a log that nobody owns for readers who may come back."""
-
-        def on_removed(outcome: Reclaim) -> None:
-            if outcome is Reclaim.REMOVED:
-                self._reclaimed(layout.kind_of(name))
-
-        self._budget.charge(size_bytes)
-        self._kept.add(Kept(layout.id_of(name), size_bytes=size_bytes, on_removed=on_removed))
-        log.info("found %s, %d bytes, which nobody owns; kept for its readers", name, size_bytes)
-
-    def _reclaimed(self, kind: str) -> None:
-        self._metrics.totals.reclaimed[kind] += 1
 
     def _show(self, stream: LiveStream) -> None:
         self._readers.show(stream)
