@@ -497,11 +497,13 @@ def test_announcement_that_is_refused_takes_in_nothing(successor, survivor):
     assert (engine.adopted, engine.cancelled, successor.busy) == ({}, [], False)
 
 
-def test_draining_sidecar_tells_each_engine_once(broker, cast):
+def test_engines_are_sent_on_when_the_doors_are_closed_and_not_before(broker, cast):
     engines = [cast.engine(), cast.engine()]
     broker.drain()
-    broker.drain()
+    assert [engine.drains for engine in engines] == [0, 0]
+    broker.send_engines_on()
     assert [engine.drains for engine in engines] == [1, 1]
+    assert broker.engines() == 2
 
 
 def test_metrics_count_nothing_that_was_refused(survivor, successor, metrics: Metrics):

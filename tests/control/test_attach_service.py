@@ -430,6 +430,7 @@ async def test_draining_is_said_to_every_engine_and_ends_no_attachment(served):
     async with engine(served, hello=served.hello()) as attached:
         await attached.hear()
         served.broker.drain()
+        served.broker.send_engines_on()
         assert (await attached.hear()).HasField("draining")
         assert served.broker.engines() == 1
 

@@ -260,12 +260,8 @@ class Broker:
         return self._engines.models()
 
     def drain(self) -> None:
-        """Refuse new streams and new engines from now on; those that are there go on, and know."""
-        if self._gate.draining:
-            return
+        """Refuse new streams and new engines from now on; those that are there go on."""
         self._gate.draining = True
-        for engine in self._engines.all():
-            engine.link.draining()
         self._tell_ready()
 
     def send_engines_on(self) -> None:
