@@ -383,7 +383,7 @@ def test_log_of_a_job_is_complete_after_twenty_restarts_in_a_row(
     threads = [threading.Thread(target=write, args=(Random(seed),)) for seed in seeds]
     for thread in threads:
         thread.start()
-    eventually(lambda: all(job.begun for job in engine._attacher.open_jobs()))
+    eventually(lambda: [job.begun for job in engine._attacher.open_jobs()] == [True] * 4)
     for _ in range(RESTARTS):
         attachment = sidecar.restart()
         slots = seeded.sample(range(4), 4)

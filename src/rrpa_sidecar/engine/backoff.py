@@ -19,7 +19,8 @@ class Backoff:
 
     def __init__(self, random: Random) -> None:
         self._random = random
-        self.reset()
+        self._next_s = FIRST_S
+        self._looks = 0
 
     def next_s(self, *, only_looked: bool = False) -> float:
         """Return the seconds to wait now; the following answer is longer.
