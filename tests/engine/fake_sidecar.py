@@ -126,6 +126,8 @@ class FakeSidecar:
         """Listen no more and say Draining; the attachments stay until their test ends them."""
         assert self._server is not None
         self._server.stop(grace=60)
+        # gRPC removes the path a moment later, whoever listens there by then.
+        eventually(lambda: not Path(self.socket).exists())
         self._draining.append(self._server)
         for each in attachments:
             each.say(draining=engine_pb2.Draining())
