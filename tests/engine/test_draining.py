@@ -82,10 +82,10 @@ def test_what_is_left_when_the_draining_sidecar_ends_is_announced_to_its_success
     announced = new.next_announced()
     assert (announced.stream_id, announced.begun) == (job.stream_id, True)
     assert new.announced.empty()
-    eventually(lambda: table_of(old) not in sidecar.directory.names())
-    assert mapped(old)
+    assert table_of(old) in sidecar.directory.names()
     sidecar.adopt(new, job.stream_id, slot=0)
     eventually(lambda: not mapped(old))
+    assert table_of(old) not in sidecar.directory.names()
     assert engine.serving
     job.write(b"b")
     assert words(sidecar, new)(0) == (2, False)

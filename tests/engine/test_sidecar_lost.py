@@ -73,8 +73,10 @@ def test_running_job_goes_on_is_announced_and_moves_to_the_new_table(
     word = words(sidecar, second)
     job.write(b"unadopted ")
     assert [word(slot) for slot in range(4)] == [(0, False)] * 4
+    assert table_of(first) in sidecar.directory.names()
     sidecar.adopt(second, job.stream_id, slot=3)
     eventually(lambda: not mapped(first))
+    assert sidecar.directory.names() == sorted([log_file(job), table_of(second)])
     job.write(b"after")
     assert word(3) == (len(b"before meanwhile unadopted after"), False)
     job.finish("length")
@@ -102,23 +104,25 @@ def test_job_without_a_slot_goes_on_and_touches_no_word(
     assert sidecar.answer(job.stream_id)[0] == b"ab"
 
 
-def test_old_table_has_no_name_once_its_sidecar_is_lost_and_goes_when_its_last_log_ends(
+def test_table_of_a_lost_sidecar_says_that_the_engine_lives_until_its_last_job_is_over(
     sidecar: FakeSidecar, attach_to: AttachTo
 ) -> None:
     engine = attach_to(sidecar)
     first = sidecar.attached()
-    sidecar.submit(first)
-    sidecar.submit(first, slot=1)
-    jobs = [next(engine.jobs()) for _ in range(2)]
-    for job in jobs:
+    for slot in range(3):
+        sidecar.submit(first, slot=slot)
+    jobs = [next(engine.jobs()) for _ in range(3)]
+    for job in jobs[:2]:
         job.write(b"x")
     lose(sidecar, engine)
-    eventually(lambda: table_of(first) not in sidecar.directory.names())
-    assert mapped(first)
-    jobs[0].finish()
-    assert mapped(first)
-    jobs[1].finish()
+    table = sidecar.table(first)
+    for job in jobs:
+        assert not table.writer_gone()
+        job.fail(Code.INTERNAL, "x")
+    assert table.writer_gone()
+    assert table_of(first) not in sidecar.directory.names()
     assert not mapped(first)
+    table.close()
 
 
 def test_waiting_job_survives_and_may_begin_while_nobody_is_there(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import struct
 import sys
@@ -18,7 +19,7 @@ from rrpa_sidecar.shm import layout
 from rrpa_sidecar.shm.directory import PlainDirectory
 from rrpa_sidecar.shm.end import End
 from rrpa_sidecar.shm.table import TableWriter
-from tests.shm.support import Ids, reader, writer
+from tests.shm.support import Ids, exit_of, fork, reader, writer
 
 SLOTS = 5
 MOVES = 1000
@@ -122,6 +123,25 @@ def test_table_goes_when_the_last_log_has_left_it(plain: PlainDirectory, ids: Id
     for log in logs:
         log.close()
     new.close()
+
+
+def test_file_of_an_unused_table_goes_too_but_not_from_a_forked_child(
+    plain: PlainDirectory, ids: Ids
+) -> None:
+    made = table(plain, ids)
+    made.unlink_when_unused()
+    log = writer(plain, ids.new(), table=made)
+    name = f"rrpa_table_{made.table_id}"
+    del made
+
+    def leave() -> None:
+        log.close()
+        gc.collect()
+
+    assert exit_of(fork(leave)) == 0
+    assert name in plain.names()
+    log.close()
+    assert name not in plain.names()
 
 
 @pytest.fixture

@@ -66,6 +66,7 @@ class Connection:
         self._table: TableWriter | None = TableWriter.create(
             directory, table_id, identity.capacity, nonce
         )
+        self._table.unlink_when_unused()
         # After a hand-over there may be more than a sidecar takes with Hello.
         first, others = announced[: identity.capacity], announced[identity.capacity :]
         self._outbox: SimpleQueue[engine_pb2.AttachRequest | None] = SimpleQueue()
@@ -120,14 +121,8 @@ class Connection:
         self._call.cancel()  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
-        """End the call and remove the table's name.
-
-        The table itself goes with the last log that says there how it grows: when it has moved
-        or ended.
-        """
+        """End the call. The table goes with the last of its jobs: when that has moved or ended."""
         self.hang_up()
         self._call.cancel()  # type: ignore[no-untyped-call]
         self._channel.close()
-        if self._table is not None:
-            self._table.unlink()
-            self._table = None
+        self._table = None

@@ -75,6 +75,7 @@ class TableWriter:
         self._words = lease.words
         self._tails_at = layout.tails_offset(slots) - layout.HEADER_BYTES
         self._turns = [0] * slots
+        self._goes_unused = False
 
     @classmethod
     def create(
@@ -146,11 +147,22 @@ class TableWriter:
         self._lease.drop()
 
     def __del__(self) -> None:
+        # A forked child holds no lease, and so leaves its parent's file alone.
+        if self._goes_unused and self._lease.held:
+            self._lease.unlink()
         self._lease.drop()
 
     def unlink(self) -> None:
         """Remove the file. A missing file is fine."""
         self._lease.unlink()
+
+    def unlink_when_unused(self) -> None:
+        """Remove the file, and drop the lease, as soon as nobody refers to this object any more.
+
+        Until then its file says that the engine is alive. The writers of logs refer to it while
+        their logs are here, so no write can meet a table that is gone.
+        """
+        self._goes_unused = True
 
     def _check(self, slot: int) -> None:
         if not 0 <= slot < self.slots:
