@@ -95,6 +95,35 @@ def test_streams_of_replay_share_their_steps_and_bells_or_have_their_own(
     assert fewest <= rings <= most
 
 
+REPLAY = ("replay", "--tokens-per-second", "100", "--max-tokens", "60")
+LLAMACPP = ("llamacpp", "--threads", "1", "--max-tokens", "30")
+
+
+@pytest.mark.parametrize("argv", [REPLAY, LLAMACPP], ids=lambda argv: argv[0])
+def test_engine_gives_the_same_answer_while_its_sidecar_restarts_and_says_a_line_each_way(
+    sidecar: FakeSidecar, start: Start, argv: tuple[str, ...]
+) -> None:
+    process = start(*argv[:1], sidecar, *argv[1:])
+    attachment = sidecar.attached()
+    request = {"prompt": "Once upon a time", "temperature": 0.0}
+    expected = sidecar.answer(sidecar.submit(attachment, **request)[0])
+    stream_id = sidecar.submit(attachment, slot=1, **request)[0]
+    reader = sidecar.log(stream_id)
+    eventually(lambda: reader.progress()[0] > 0)
+    attachment = sidecar.restart()
+    sidecar.adopt(attachment, stream_id, slot=0)
+    size, _ = reader.progress()
+    eventually(lambda: reader.progress()[0] > size)
+    sidecar.restart()
+    assert sidecar.answer(stream_id) == expected
+    reader.close()
+    process.terminate()
+    err = process.communicate(timeout=WAIT_S)[1]
+    lost = ["not attached to" in line for line in err.splitlines()]
+    assert lost == [False, True, False, True, False], err
+    assert process.returncode == 0
+
+
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
 def test_signal_ends_the_streams_and_leaves_no_file(
     sidecar: FakeSidecar, start: Start, sent: signal.Signals
