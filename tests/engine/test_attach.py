@@ -343,8 +343,7 @@ def test_looks_for_a_sidecar_are_eager_for_a_while_and_then_as_rare_as_tries() -
     assert backoff.next_s(only_looked=True) <= FIRST_S
 
 
-def test_socket_whose_queue_is_full_counts_as_a_sidecar(short_dir: Path) -> None:
-    """It is busy, not away; so the engine dials, and waits in the dial."""
+def test_engine_that_finds_the_sidecars_queue_full_attaches_later(short_dir: Path) -> None:
     path = str(short_dir / "rrpa.sock")
     made = [socket.socket(socket.AF_UNIX) for _ in range(3)]
     busy, first, second = made
@@ -355,5 +354,13 @@ def test_socket_whose_queue_is_full_counts_as_a_sidecar(short_dir: Path) -> None
     with pytest.raises(BlockingIOError):
         second.connect(path)
     assert _nobody_there(path) == ""
-    for each in made:
-        each.close()
+    shm = short_dir / "shm"
+    shm.mkdir()
+    with attach(path, models=["m"], shm_dir=str(shm)) as engine:
+        assert not engine.wait_serving(0.3)
+        for each in made:
+            each.close()
+        Path(path).unlink()
+        with FakeSidecar(short_dir):
+            assert engine.wait_serving(5)
+            engine.close()

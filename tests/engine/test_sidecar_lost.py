@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -504,3 +507,44 @@ def test_child_of_an_engine_that_unwinds_touches_no_job_and_no_file(
     reader.close()
     job.finish()
     assert sidecar.answer(job.stream_id)[0] == b"ab"
+
+
+FORKING_ENGINE = """
+import os, signal, sys, time
+from rrpa_sidecar.engine import attach
+
+engine = attach(sys.argv[1], shm_dir=sys.argv[2], models=["m"], capacity=4)
+job = next(engine.jobs())
+job.write(b"a")
+next(engine.jobs())  # submitted after Adopt
+job.write(b"b")
+if os.fork() == 0:
+    time.sleep(60)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_child_of_a_killed_engine_keeps_no_lease_of_a_log_that_had_moved(
+    sidecar: FakeSidecar,
+) -> None:
+    argv = [sys.executable, "-c", FORKING_ENGINE, sidecar.socket, str(sidecar.shm_dir)]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        stream_id, _ = sidecar.submit(sidecar.attached())
+        reader = sidecar.log(stream_id)
+        second = sidecar.restart()
+        table = sidecar.table(second)
+        sidecar.adopt(second, stream_id, slot=1)
+        sidecar.submit(second)
+        eventually(lambda: reader.progress()[0] == 2)
+        assert table.poll()
+        assert table.word(1) == (2, False)
+        assert process.wait(10) == -signal.SIGKILL
+        os.killpg(process.pid, 0)  # the child lives
+        eventually(reader.writer_gone, 1)
+        eventually(table.writer_gone, 1)
+        reader.close()
+        table.close()
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
