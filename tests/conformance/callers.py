@@ -59,6 +59,12 @@ class Caller(Protocol):
         """Make one call and wait for its end."""
         ...
 
+    def resume(
+        self, stream_id: str, offset: int = 0, metadata: Sequence[tuple[str, str]] = ()
+    ) -> Answer:
+        """Go on with a stream at an offset, and wait for its end."""
+        ...
+
     def ask_all(
         self,
         requests: Sequence[Request],
@@ -93,6 +99,12 @@ class GrpcCaller:
 
     def ask(self, request: Request, metadata: Sequence[tuple[str, str]] = ()) -> Answer:
         return collect(self.stub.CreateStream(request, timeout=TIMEOUT_S, metadata=metadata))
+
+    def resume(
+        self, stream_id: str, offset: int = 0, metadata: Sequence[tuple[str, str]] = ()
+    ) -> Answer:
+        asked = rrpa_pb2.ResumeStreamRequest(stream_id=stream_id, offset=offset)
+        return collect(self.stub.ResumeStream(asked, timeout=TIMEOUT_S, metadata=metadata))
 
     def ask_all(
         self,
@@ -132,7 +144,7 @@ def _listed(metadata: Any) -> dict[str, list[str]]:
 
 
 class HttpCaller:
-    """POST /v2/messages with curl, through Envoy, over TLS and HTTP/2."""
+    """POST /v2/messages and GET /v2/streams/… with curl, through Envoy, over TLS and HTTP/2."""
 
     grpc = False
 
@@ -143,18 +155,32 @@ class HttpCaller:
 
     def argv(self, request: Request | None, metadata: Sequence[tuple[str, str]] = ()) -> list[str]:
         """The command a person would type; without `request` the body comes from stdin."""
+        body = "@-" if request is None else as_json(request)
+        metadata = [("content-type", "application/json"), *metadata]
+        return [*self._curl(metadata), "--data-binary", body, self.url]
+
+    def _curl(self, metadata: Sequence[tuple[str, str]]) -> list[str]:
         argv = ["curl", "--silent", "--show-error", "--no-buffer", "--http2"]
         argv += ["--cacert", self.ca, "--max-time", str(TIMEOUT_S)]
-        for key, value in (("content-type", "application/json"), *metadata):
+        for key, value in metadata:
             argv += ["--header", f"{key}: {value}" if value else f"{key};"]
-        body = "@-" if request is None else as_json(request)
-        return [*argv, "--data-binary", body, self.url]
+        return argv
 
     def ask(self, request: Request, metadata: Sequence[tuple[str, str]] = ()) -> Answer:
+        return self._run(self.argv(None, metadata), as_json(request).encode())
+
+    def resume(
+        self, stream_id: str, offset: int = 0, metadata: Sequence[tuple[str, str]] = ()
+    ) -> Answer:
+        streams = self.url.replace("/v2/messages", "/v2/streams")
+        query = f"?offset={offset}" if offset else ""
+        return self._run([*self._curl(metadata), f"{streams}/{stream_id}{query}"])
+
+    def _run(self, argv: list[str], body: bytes = b"") -> Answer:
         with tempfile.NamedTemporaryFile(prefix="rrpa-headers-") as headers:
             done = subprocess.run(
-                [*self.argv(None, metadata), "--dump-header", headers.name],
-                input=as_json(request).encode(),
+                [*argv, "--dump-header", headers.name],
+                input=body,
                 capture_output=True,
                 check=False,
             )

@@ -12,6 +12,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Self, TypeVar
 
 from rrpa_sidecar.config import Config
@@ -54,15 +55,15 @@ class Places:
         places = cls()
         with contextlib.ExitStack() as undo:
             undo.callback(places.release)
-            places.grpc = await patience.have(lambda: addresses.bind(config.listen, "--listen"))
+            places.grpc = await patience.have(partial(addresses.bind, config.listen, "--listen"))
             places.metrics = await patience.have(
-                lambda: addresses.bind(config.metrics_listen, "--metrics-listen")
+                partial(addresses.bind, config.metrics_listen, "--metrics-listen")
             )
             for path, flag in (
                 (config.engine_socket, "--engine-socket"),
                 (config.envoy_socket, "--envoy-socket"),
             ):
-                places._claims.append(await patience.have(lambda p=path, f=flag: Claim(p, f)))
+                places._claims.append(await patience.have(partial(Claim, path, flag)))
             undo.pop_all()
         return places
 
