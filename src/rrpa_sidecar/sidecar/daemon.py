@@ -72,6 +72,7 @@ def _rest_collector() -> None:
 async def _serve(config: Config, started_s: float) -> None:
     signals = Signals(asyncio.get_running_loop())
     asyncio.get_running_loop().set_exception_handler(_log_loop_error)
+    _rest_collector()  # before the addresses: from there on somebody may wait for us
     async with contextlib.AsyncExitStack() as undo:
         try:
             places = await Places.take(config, signals.stop)
@@ -80,7 +81,7 @@ async def _serve(config: Config, started_s: float) -> None:
         undo.callback(places.release)
         daemon = _Daemon(config, places, undo)
         await daemon.start()
-        _rest_collector()
+        gc.freeze()
         if not signals.stop.is_set():
             _say_ready(daemon.where(), time.monotonic() - started_s)
         await signals.stop.wait()
