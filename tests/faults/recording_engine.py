@@ -2,9 +2,10 @@
 
 usage: python -m tests.faults.recording_engine ENGINE_SOCKET SHM_DIR RECORDS CAPACITY
 
-A request's prompt is "SEED TOKENS PERIOD_MS": random tokens, cut anywhere in a character and some
-of them no UTF-8 at all, one every PERIOD_MS. The file RECORDS/<stream id> gets the bytes of each
-token after it was committed, and is renamed to <stream id>.STOP (or what the end was) at the end.
+A request's prompt is "SEED PERIOD_MS": random tokens, cut anywhere in a character and some of
+them no UTF-8 at all, one every PERIOD_MS, until there is a file RECORDS/enough. RECORDS/<stream id>
+gets the bytes of each token after it was committed, and is renamed to <stream id>.STOP (or what
+the end was) at the end.
 """
 
 from __future__ import annotations
@@ -15,31 +16,37 @@ import random
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 from rrpa_sidecar.engine import Job, JobCancelled, attach
 
+ENOUGH = "enough"
 PIECES = ["a", "Wort ", "é", "字", "😀", "\n"]
 BAD = [b"\xff", b"\xe5\xad", b"\x80\x80", b"\xf0\x9f\x98"]
 
 
-def tokens_of(seed: str, count: int) -> list[bytes]:
-    """Return `count` tokens, none of them empty."""
+def tokens_of(seed: str) -> Iterator[bytes]:
+    """Yield tokens for ever, none of them empty."""
     rng = random.Random(seed)
     raw = b""
-    while len(raw) < 8 * count:
-        raw += rng.choice(BAD) if rng.random() < 0.05 else rng.choice(PIECES).encode()
-    cuts = sorted(rng.sample(range(1, len(raw)), count - 1))
-    return [raw[start:end] for start, end in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
+    while True:
+        while len(raw) < 16:
+            raw += rng.choice(BAD) if rng.random() < 0.05 else rng.choice(PIECES).encode()
+        size = rng.randrange(1, 16)
+        yield raw[:size]
+        raw = raw[size:]
 
 
 def answer(job: Job, records: pathlib.Path) -> None:
     """Answer one job at its pace and record it."""
-    seed, count, period_ms = job.request.prompt.split()
-    record = records / job.stream_id
+    seed, period_ms = job.request.prompt.split()
+    record, enough = records / job.stream_id, records / ENOUGH
     end = "STOP"
     with record.open("ab", buffering=0) as file, job:
         try:
-            for token in tokens_of(seed, int(count)):
+            for token in tokens_of(seed):
+                if enough.exists():
+                    break
                 job.write(token)
                 file.write(token)
                 time.sleep(int(period_ms) / 1000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import signal
 import sys
 import threading
 import time
@@ -17,10 +18,12 @@ import pytest
 from rrpa_sidecar.pb import rrpa_pb2 as pb
 from rrpa_sidecar.pb.rrpa_pb2_grpc import RRPAServiceStub
 from rrpa_sidecar.shm import layout
+from tests.faults.recording_engine import ENOUGH
 from tests.harness.processes import Daemon, Process, eventually
 
 KILLS = int(os.environ.get("RRPA_KILLS", "2"))
 CLIENTS = int(os.environ.get("RRPA_CLIENTS", "16"))
+PERIOD_MS = 10
 RESUMABLE = (("x-resumable", "1"),)
 CHANNEL = [
     ("grpc.use_local_subchannel_pool", 1),
@@ -48,7 +51,12 @@ class Recorder(Process):
         return b"", ""
 
     def ends(self) -> list[str]:
-        return sorted(path.suffix[1:] for path in self.records.iterdir())
+        found = (path for path in self.records.iterdir() if path.name != ENOUGH)
+        return sorted(path.suffix[1:] for path in found)
+
+    def finish_all(self) -> None:
+        """Have it bring every answer to its end now."""
+        (self.records / ENOUGH).touch()
 
 
 class Client(threading.Thread):
@@ -162,10 +170,8 @@ def all_at_rest(daemon: Daemon) -> bool:
 @pytest.mark.parametrize("way", ["batched", "grpcio"])
 def test_killed_sidecar_costs_no_client_that_comes_back_a_byte(stage, seeded, way):
     daemon, recorder = stage()
-    period_ms, tokens = 10, 150 + 250 * KILLS
     clients = [
-        Client(address_of(daemon, way), f"{seeded.random()} {tokens} {period_ms}")
-        for _ in range(CLIENTS)
+        Client(address_of(daemon, way), f"{seeded.random()} {PERIOD_MS}") for _ in range(CLIENTS)
     ]
     eventually(lambda: all(client.got for client in clients), 15)
     for _ in range(KILLS):
@@ -178,6 +184,7 @@ def test_killed_sidecar_costs_no_client_that_comes_back_a_byte(stage, seeded, wa
         eventually(
             lambda seen=seen: all(len(c.got) > n for c, n in zip(clients, seen, strict=True)), 10
         )
+    recorder.finish_all()
     check(clients, recorder)
     assert all(client.breaks >= KILLS for client in clients)
     eventually(lambda: all_at_rest(daemon), 10)
@@ -185,9 +192,10 @@ def test_killed_sidecar_costs_no_client_that_comes_back_a_byte(stage, seeded, wa
 
 def test_answer_that_ended_while_no_sidecar_was_there_is_read_by_the_next_one(stage, seeded):
     daemon, recorder = stage()
-    client = Client(daemon.grpc_address, f"{seeded.random()} 100 5")
+    client = Client(daemon.grpc_address, f"{seeded.random()} {PERIOD_MS}")
     eventually(lambda: client.got, 10)
     daemon.kill()
+    recorder.finish_all()
     eventually(lambda: recorder.ends() == ["STOP"], 10)
     assert client.finish is None
     start_again(daemon)
@@ -198,7 +206,7 @@ def test_answer_that_ended_while_no_sidecar_was_there_is_read_by_the_next_one(st
 def test_streams_whose_clients_do_not_come_back_are_stopped_after_the_window(stage, seeded):
     daemon, recorder = stage(resume_window_s=1)
     clients = [
-        Client(daemon.grpc_address, f"{seeded.random()} 100000 5", metadata)
+        Client(daemon.grpc_address, f"{seeded.random()} {PERIOD_MS}", metadata)
         for metadata in (RESUMABLE, ())
     ]
     eventually(lambda: all(client.got for client in clients), 10)
@@ -216,11 +224,12 @@ def test_files_of_processes_that_were_all_killed_are_removed_and_foreign_ones_ar
     stage, seeded
 ):
     daemon, recorder = stage()
-    client = Client(daemon.grpc_address, f"{seeded.random()} 100000 5")
+    client = Client(daemon.grpc_address, f"{seeded.random()} {PERIOD_MS}")
     eventually(lambda: client.got, 10)
     client.leave()
-    daemon.kill()
+    daemon.signal(signal.SIGSTOP)  # so that neither can clean up after the other
     recorder.kill()
+    daemon.kill()
     left = sorted(path.name for path in daemon.shm_dir.iterdir())
     assert [layout.kind_of(name) for name in left] == ["log", "table"]
     foreign = {"rrpa_" + "0" * 32, "rrpa_table_" + "1" * 32, "rrpa_mine", "other"}
@@ -234,13 +243,14 @@ def test_files_of_processes_that_were_all_killed_are_removed_and_foreign_ones_ar
 
 def test_sidecar_killed_again_and_again_at_any_moment_of_its_start_still_serves(stage, seeded):
     daemon, recorder = stage()
-    clients = [Client(daemon.grpc_address, f"{seeded.random()} 700 10") for _ in range(4)]
+    clients = [Client(daemon.grpc_address, f"{seeded.random()} {PERIOD_MS}") for _ in range(4)]
     eventually(lambda: all(client.got for client in clients), 15)
-    for _ in range(4):
+    for _ in range(3):
         daemon.kill()
         daemon.launch()
         time.sleep(seeded.uniform(0, 0.8))
     daemon.kill()
     start_again(daemon)
+    recorder.finish_all()
     check(clients, recorder)
     eventually(lambda: all_at_rest(daemon), 10)
