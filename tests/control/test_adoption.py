@@ -245,6 +245,36 @@ def test_adopted_log_that_breaks_the_format_fails_alone_and_its_engine_is_told(
     reading.leave()
 
 
+def test_client_of_no_resumable_stream_has_the_timeout_too_when_a_sidecar_died(
+    survivor, successor, config, clock
+):
+    """It never said that it would come back, but it was not it that left."""
+    engine = survivor(b"abc")
+    (stream_id,) = ids(engine)
+    engine.attach(announced(stream_id, resumable=False))
+    engine.finish(type("S", (), {"stream_id": stream_id}))
+    clock.jump_s(config.shm_timeout_s - 0.001)
+    successor.sweep()
+    reading = successor.resume(stream_id, 0, LABELS)
+    got, last = read_all(reading)
+    assert (got, type(last)) == (b"abc", Finished)
+    reading.leave()
+
+
+def test_log_that_begins_later_may_have_the_size_that_an_earlier_sidecar_wanted(
+    survivor, config, shm, metrics, clock
+):
+    config = replace(config, stream_bytes=2 * STREAM_BYTES, shm_bytes=8 * STREAM_BYTES)
+    other = Broker(config, shm, "/tmp/bell", metrics, clock)
+    engine = survivor()
+    engine.broker = other
+    engine.attach(announced("c" * 32, begun=False))
+    reading = other.resume("c" * 32, 0, LABELS)
+    engine.write(reading, b"first")
+    assert read_all(reading) == (b"first", None)
+    reading.leave()
+
+
 # --- Too many -----------------------------------------------------------------------------
 
 
@@ -356,6 +386,49 @@ def test_engine_whose_attachment_broke_brings_its_streams_back_and_readers_notic
     assert (old.cancelled, again.cancelled) == ([], [])
     broker.sweep()
     assert_at_rest(broker)
+    again.tidy()
+
+
+def test_words_of_the_old_table_promise_nothing_in_the_new_one(broker, cast):
+    old = cast.engine()
+    stream = cast.open()
+    old.write(stream, b"abc")
+    assert read_all(stream) == (b"abc", None)
+    place = object()
+    source = stream.follow(place)
+    assert source is not None
+    word = stream.stream.word
+    lose(broker, old)
+    again = old.again()
+    again.attach(announced(stream.stream_id))
+    assert source.promised(word + (2 << 1), 100) == b""  # beyond what is committed
+    assert stream.follow(place) is None  # until the new table has said something
+    again.write(stream, b"d")
+    assert read_all(stream) == (b"d", None)
+    assert stream.follow(place) is source
+    stream.leave()
+    again.tidy()
+
+
+def test_window_begins_again_when_a_stream_comes_back_and_holds_up_no_other(
+    broker, cast, clock, config
+):
+    engines = [cast.engine(model) for model in ("a", "b")]
+    for engine in engines:
+        reading = cast.open(engine.models[0], resumable=True)
+        engine.write(reading, b"abc")
+        reading.leave()
+        clock.jump_s(1)
+    (first,), (second,) = map(ids, engines)
+    lose(broker, engines[0])
+    again = engines[0].again()
+    again.attach(announced(first, model="a", resumable=True))
+    clock.jump_s(config.resume_window_s - 1)
+    broker.sweep()
+    assert (again.cancelled, engines[1].cancelled) == ([], [second])
+    clock.jump_s(1)
+    broker.sweep()
+    assert again.cancelled == [first]
     again.tidy()
 
 
