@@ -22,6 +22,7 @@ from tests.control.engine import (
     read_all,
     streams_in,
 )
+from tests.harness.limits import too_many_open_files
 
 LABELS = Labels("later", "s")
 
@@ -115,6 +116,34 @@ def cast_request() -> bytes:
     from rrpa_sidecar.pb.rrpa_pb2 import CreateStreamRequest
 
     return CreateStreamRequest(model="test").SerializeToString()
+
+
+def test_queued_streams_take_no_slot_that_an_announced_one_will_need(survivor, successor, cast):
+    """Not even when the first of them is found to be over."""
+    full = FakeEngine(successor, cast._directory, cast._clock, ("test",), 1)
+    cast.engines.append(full)
+    full.attach()
+    waiting = [successor.open(cast_request(), Labels("new", "s"), None) for _ in range(4)]
+    engine = survivor(b"a", b"b", b"c", capacity=3)
+    over, *others = ids(engine)
+    engine.finish(type("S", (), {"stream_id": over}))
+    engine.attach(*map(announced, (over, *others)))
+    assert sorted(engine.adopted.values()) == [0, 1, 2]
+    assert len(engine.submitted) == 1
+    for each in waiting:
+        each.leave()
+
+
+def test_log_that_cannot_be_opened_now_is_adopted_and_read_later(survivor, successor):
+    engine = survivor(b"abc").attach()
+    (stream_id,) = ids(engine)
+    with too_many_open_files():
+        successor.announce(engine.engine, [announced(stream_id)])
+    assert (list(engine.adopted), engine.cancelled) == ([stream_id], [])
+    reading = successor.resume(stream_id, 1, LABELS)
+    successor.sweep()
+    assert read_all(reading) == (b"bc", None)
+    reading.leave()
 
 
 @pytest.mark.parametrize("resumable", [False, True])
@@ -483,6 +512,20 @@ def test_stream_that_was_to_be_stopped_while_its_engine_was_away_is_stopped_when
     again.obey_cancels()
     got, last = read_all(stream)
     assert (got, type(last)) == (b"abc", Finished)
+    stream.leave()
+    again.tidy()
+
+
+def test_stop_that_was_said_to_the_old_attachment_is_said_to_the_new_one(broker, cast):
+    old = cast.engine()
+    stream = cast.open()
+    old.write(stream, b"abc")
+    broker.cancel_stream(stream.stream_id)
+    assert old.cancelled == [stream.stream_id]
+    lose(broker, old)  # perhaps before the engine has read it
+    again = old.again()
+    again.attach(announced(stream.stream_id))
+    assert again.cancelled == [stream.stream_id]
     stream.leave()
     again.tidy()
 

@@ -117,6 +117,70 @@ def test_found_files_give_way_to_new_streams(config, shm, metrics, clock, cast):
     engine.tidy()
 
 
+def ended_and_left(cast: Any, broker: Broker) -> str:
+    """Let a resumable stream be over; return its id."""
+    engine = cast.engine()
+    reading = cast.open(resumable=True)
+    engine.write(reading, b"abc")
+    engine.finish(reading)
+    read_all(reading)
+    reading.leave()
+    return str(reading.stream_id)
+
+
+def test_file_that_is_kept_here_is_found_by_no_look_and_removed_at_its_own_time(
+    broker, cast, shm, config, clock, metrics
+):
+    broker.sweep()
+    clock.jump_s(10)
+    name = layout.log_name(ended_and_left(cast, broker))
+    clock.jump_s(config.shm_timeout_s - 10)
+    broker.sweep()  # a look
+    assert broker.shm_used_bytes() == KEPT_BYTES
+    assert broker.rest_s == 10  # not the next look
+    clock.jump_s(10)
+    broker.sweep()
+    assert name not in shm.names()
+    assert_at_rest(broker)
+    assert metrics.totals.reclaimed["log"] == 0  # it was ours all the time
+
+
+def test_file_that_is_about_to_be_removed_here_is_found_by_no_look(
+    broker, cast, config, clock, shm
+):
+    broker.sweep()
+    engine = cast.engine()
+    reading = cast.open()
+    engine.write(reading, b"abc")
+    reading.leave()
+    engine.table.close()
+    broker.detach(engine.engine, "its connection broke")
+    for _ in range(int(config.shm_timeout_s) - 1):
+        clock.jump_s(1)
+        broker.sweep()
+    engine.writers[reading.stream_id].close()  # between two of ever rarer tries
+    clock.jump_s(1)
+    broker.sweep()
+    assert layout.log_name(reading.stream_id) in shm.names()
+    assert len(broker._kept) == 0
+    clock.jump_s(5)
+    broker.sweep()
+    assert shm.names() == []
+    assert_at_rest(broker)
+
+
+def test_found_file_that_somebody_else_removed_is_not_counted_and_gives_its_bytes_back(
+    broker, shm, config, clock, metrics
+):
+    name = leave_behind(shm, "a" * 32)
+    broker.sweep()
+    shm.unlink(name)
+    clock.jump_s(config.shm_timeout_s)
+    broker.sweep()
+    assert metrics.totals.reclaimed["log"] == 0
+    assert_at_rest(broker)
+
+
 def test_files_of_streams_that_live_here_are_not_orphans(broker, cast, shm, config, clock):
     """Also when their writers have gone and nobody has read their ends yet."""
     engine = cast.engine()
