@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rrpa_sidecar.control.orphans import LOOKS_PER_TURN, Orphans
+from rrpa_sidecar.control.orphans import LOOKS_PER_TURN, NAMES_PER_TURN, Orphans
 from rrpa_sidecar.shm import layout
 from rrpa_sidecar.shm.directory import PlainDirectory
 from rrpa_sidecar.shm.end import End
@@ -252,8 +252,17 @@ def test_a_directory_full_of_leftovers_is_looked_through_in_short_turns(shm, new
     assert turns == 3
     assert here.reclaimed == {"table": LOOKS_PER_TURN, "temporary": LOOKS_PER_TURN}
     assert shm.names() == sorted(here.kept)
-    orphans.turn(INTERVAL_NS)
-    assert orphans.due_ns == 2 * INTERVAL_NS  # what is known takes no turn of its own
+
+
+def test_names_that_are_known_are_gone_through_in_long_turns(shm, new_id, monkeypatch):
+    known = [layout.log_name(new_id()) for _ in range(2 * NAMES_PER_TURN)]
+    monkeypatch.setattr(shm, "names", lambda: ["rrpa_strange", *known])
+    orphans = looker(shm, Here(known=set(known)))
+    turns = 0
+    while orphans.due_ns == 0:
+        orphans.turn(0)
+        turns += 1
+    assert turns == 3
 
 
 def test_the_next_look_comes_after_the_interval_and_not_before(shm, new_id):
@@ -276,7 +285,7 @@ def test_too_many_open_files_end_a_look_and_not_the_sidecar(shm, new_id, monkeyp
     here, names = Here(), shm.names()
     orphans = looker(shm, here)
     if when == "looking":
-        monkeypatch.setattr(shm, "names", lambda: names)
+        monkeypatch.setattr(shm, "names", lambda: list(names))
     with too_many_open_files():
         orphans.turn(0)
     monkeypatch.undo()

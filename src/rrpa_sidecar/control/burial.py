@@ -50,9 +50,12 @@ class Burial:
             self._remove(stream)
 
     def knows(self, name: str) -> bool:
-        """Whether a log has somebody here who will remove it."""
-        stream_id = layout.id_of(name)
-        return stream_id in self._streams or stream_id in self._kept or name in self._leftovers
+        """Whether a segment has somebody here who will remove it."""
+        if layout.kind_of(name) == "log":
+            stream_id = layout.id_of(name)
+            if stream_id in self._streams or stream_id in self._kept:
+                return True
+        return name in self._leftovers
 
     def keep_orphan(self, name: str, size_bytes: int) -> None:
         """Keep a log that nobody owns for readers who may come back."""
