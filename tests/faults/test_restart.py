@@ -23,7 +23,7 @@ from tests.harness.processes import Daemon, Process, eventually
 
 KILLS = int(os.environ.get("RRPA_KILLS", "2"))
 CLIENTS = int(os.environ.get("RRPA_CLIENTS", "16"))
-PERIOD_MS = 10
+PERIOD_MS = max(10, CLIENTS // 2)
 RESUMABLE = (("x-resumable", "1"),)
 CHANNEL = [
     ("grpc.use_local_subchannel_pool", 1),
@@ -178,8 +178,7 @@ def test_killed_sidecar_costs_no_client_that_comes_back_a_byte(stage, seeded, wa
         time.sleep(seeded.uniform(0.1, 0.5))
         daemon.kill()
         start_again(daemon)
-        eventually(lambda: daemon.metric("rrpa_engines_attached") == 1, 10)
-        assert daemon.metric("rrpa_streams_adopted_total") == CLIENTS
+        eventually(lambda: daemon.metric("rrpa_streams_adopted_total") == CLIENTS, 10)
         seen = [len(client.got) for client in clients]
         eventually(
             lambda seen=seen: all(len(c.got) > n for c, n in zip(clients, seen, strict=True)), 10
