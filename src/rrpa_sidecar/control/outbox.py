@@ -51,6 +51,7 @@ class Outbox:
             request_id=stream.labels.request_id,
             traceparent=stream.labels.traceparent,
             priority=stream.labels.priority,
+            resumable=stream.resumable,
         )
         if timeout_ms is not None:
             submit.timeout_ms = timeout_ms
