@@ -10,6 +10,7 @@ from rrpa_sidecar.clock import SystemClock
 from rrpa_sidecar.control.live import Labels, LiveStream
 from rrpa_sidecar.control.outbox import MESSAGE_BYTES, ROOM, ROOM_PER_SLOT, Outbox
 from rrpa_sidecar.errors import CapacityExhausted, CorruptLog
+from rrpa_sidecar.pb.engine_pb2 import Submit
 
 
 async def test_commands_leave_in_order_and_together():
@@ -19,6 +20,25 @@ async def test_commands_leave_in_order_and_together():
     cancel, release = (await outbox.take()).commands
     assert cancel.cancel.stream_id == "a"
     assert release.release.stream_id == "b"
+
+
+async def test_submit_says_all_that_the_engine_and_a_later_sidecar_must_know():
+    outbox = Outbox(1)
+    labels = Labels("mine", "s", priority=-3, traceparent="00-1", resumable=True)
+    stream = LiveStream(SystemClock(), "a" * 32, "m", labels, request=b"asked")
+    stream.slot = 2
+    outbox.submit(stream, 1500)
+    (command,) = (await outbox.take()).commands
+    assert command.submit == Submit(
+        stream_id="a" * 32,
+        slot=2,
+        request=b"asked",
+        request_id="mine",
+        traceparent="00-1",
+        priority=-3,
+        timeout_ms=1500,
+        resumable=True,
+    )
 
 
 async def test_adopted_stream_has_a_slot_or_none_and_slot_0_is_one():
