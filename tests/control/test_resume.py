@@ -21,7 +21,9 @@ from rrpa_sidecar.errors import (
     OffsetOutOfRange,
     StreamNotFound,
 )
+from rrpa_sidecar.pb.engine_pb2 import OpenStream
 from rrpa_sidecar.shm import layout
+from rrpa_sidecar.shm.directory import Space
 from rrpa_sidecar.shm.end import End
 from rrpa_sidecar.shm.table import Moves
 from rrpa_sidecar.shm.writer import LogWriter
@@ -99,6 +101,33 @@ def test_stream_that_nobody_comes_back_to_is_stopped_after_the_window_and_not_be
     assert engine.cancelled == [stream.stream_id]
 
 
+def test_stream_that_had_not_begun_when_it_was_stopped_can_still_be_read(
+    broker, cast, config, clock
+):
+    engine = cast.engine()
+    stream = cast.open(resumable=True)
+    stream.leave()
+    clock.jump_s(config.resume_window_s)
+    broker.sweep()
+    assert engine.cancelled == [stream.stream_id]
+    engine.write(stream, b"the cancel was on its way")
+    engine.obey_cancels()
+    assert read_all(resume(broker, stream, 4))[0] == b"cancel was on its way"
+
+
+def test_end_that_nobody_has_read_needs_no_stop_when_the_window_is_over(
+    broker, cast, config, clock
+):
+    engine = cast.engine()
+    stream = cast.open(resumable=True)
+    engine.write(stream, b"a")
+    stream.leave()
+    engine.writers[stream.stream_id].finish(End(reason=1))  # and no bell
+    broker._readers.sweep(clock.now_ns() + round(config.resume_window_s * 1e9))
+    assert engine.cancelled == []
+    assert stream.stream.state is State.GONE
+
+
 def test_stream_that_was_not_asked_to_outlive_its_client_is_aborted_at_once(broker, cast, shm):
     engine = cast.engine()
     stream = cast.open()
@@ -132,6 +161,7 @@ def test_any_stream_can_have_several_readers_and_the_last_to_leave_decides(broke
     first = cast.open()
     engine.write(first, "aä".encode())
     second, third = resume(broker, first, 1), resume(broker, first, 2)
+    assert (second.offset, third.offset) == (1, 2)
     assert read_all(first)[0] == "aä".encode()
     assert read_all(second)[0] == "ä".encode()
     assert read_all(third)[0] == "ä".encode()[1:]
@@ -325,6 +355,10 @@ def test_a_place_far_into_a_long_answer_is_found_in_turns(config, shm, metrics, 
     assert far.poll() == Data(len(text) - 2, text[-2:])
     assert isinstance(failure(other.poll()), OffsetOutOfRange)
     assert other.offset == len(text) + 1
+    late = resume(broker, stream, len(text))
+    for reading in (far, other, late, stream):
+        reading.leave()
+    assert not broker.seeking, "nobody is on the way any more"
     cast.close()
 
 
@@ -441,6 +475,42 @@ def test_a_file_that_is_read_again_is_not_pushed_out(broker, cast, later):
             resume(broker, stream)
 
 
+def test_a_full_file_system_pushes_out_what_is_kept_and_each_waiting_stream_runs_once(
+    broker, cast, shm, monkeypatch
+):
+    kept = finished(cast)
+    engine = cast.engines[0]
+    engine.engine._free.clear()
+    engine.engine._free.append(0)
+    running, waiting = cast.open(), cast.open()
+
+    def space() -> Space:
+        full = layout.log_name(kept.stream_id) in shm.names()
+        return Space(64 << 20, STREAM_BYTES - full)
+
+    monkeypatch.setattr(shm, "space", space)
+    engine.finish(running)
+    names = [each.stream_id for each in engine.submitted]
+    assert names == [kept.stream_id, running.stream_id, waiting.stream_id]
+    assert kept.stream_id not in broker._kept
+
+
+def test_a_new_stream_pushes_out_what_is_kept_when_the_file_system_is_full(
+    broker, cast, shm, monkeypatch
+):
+    kept = [finished(cast), finished(cast)]
+    names = [layout.log_name(each.stream_id) for each in kept]
+    free = [STREAM_BYTES - 3 * PAGE]
+    monkeypatch.setattr(
+        shm, "space", lambda: Space(64 << 20, free[0] + 2 * PAGE * (names[0] not in shm.names()))
+    )
+    with pytest.raises(CapacityExhausted, match="bytes free"):
+        cast.open()
+    assert streams_in(shm) == [], "each was tried: only the last could have made the room"
+    free[0] = STREAM_BYTES
+    cast.open()
+
+
 def test_of_too_many_kept_files_the_oldest_goes(broker, cast, shm, monkeypatch, later):
     monkeypatch.setattr("rrpa_sidecar.control.kept.LIMIT", 3)
     kept = [finished(cast) for _ in range(4)]
@@ -498,6 +568,28 @@ def test_a_stream_that_failed_fails_with_the_same_status_again(broker, cast, clo
             str(failure(events[0][1])),
         )
         assert data == (events[0][0] if how != "corrupt" else b"")
+
+
+def test_an_engine_that_comes_back_after_clients_were_told_of_its_loss_is_told_to_stop(
+    broker, cast, clock, config
+):
+    engine = cast.engine()
+    stream = cast.open(resumable=True)
+    engine.write(stream, b"ok\xe2")
+    broker.detach(engine.engine, "its connection broke")
+    clock.jump_s(config.engine_lost_timeout_s)
+    broker.sweep()
+    got, last = read_all(stream)
+    assert got == "ok\ufffd".encode()
+    stream.leave()
+    back = engine.again()
+    cast.engines.append(back)
+    back.attach(OpenStream(stream_id=stream.stream_id, model="test", begun=True))
+    assert (back.cancelled, back.adopted) == ([stream.stream_id], {})
+    engine.writers[stream.stream_id].write(b"\x82\xac")
+    got, again = read_all(resume(broker, stream, 2))
+    assert got == "\ufffd".encode()
+    assert (again.offset, str(failure(again))) == (5, str(failure(last)))
 
 
 # --- Streams of other times ---------------------------------------------------------------
@@ -627,6 +719,8 @@ def test_a_stream_that_has_not_begun_ends_without_a_byte(broker, cast, where):
     assert stopped.poll() == Finished(0, CANCELLED, None, 0, 0, 0)
     assert engine.cancelled == ([] if where == "queue" else [stream.stream_id])
     assert broker.queue_length() == 0
+    with pytest.raises(OffsetOutOfRange, match="has 0 bytes"):
+        resume(broker, stopped, 1)
 
 
 def test_after_it_was_stopped_its_reader_may_leave_and_nothing_stays(broker, cast, shm):

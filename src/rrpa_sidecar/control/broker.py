@@ -214,10 +214,9 @@ class Broker:
         if stream.last is not None:
             stream.tell_last(reading)
         elif stream.progress is not None:
-            if reading.waits:
-                self._readers.place(reading)
+            self._readers.place(reading)
         elif offset and not self._watch.starving and stream.state in BEFORE_ITS_LOG:
-            reading.beyond = beyond(offset, 0)
+            reading.refuse(beyond(offset, 0))
         if reading.beyond is not None:
             reading.leave()
             raise reading.beyond

@@ -80,6 +80,7 @@ class Burial:
         if stream.progress is not None:
             kept.size_bytes = real_bytes(stream.progress.committed)
             kept.lost_why = stream.progress.lost_why
+            kept.lost_bytes = stream.progress.committed
             kept.last = stream.last or stream.progress.broken
         elif stream.kept is not None:
             kept.size_bytes = stream.charged_bytes

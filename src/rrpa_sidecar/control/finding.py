@@ -88,7 +88,7 @@ class Finder:
         if stream.state is not State.FOUND:
             return
         if stream.kept is not None and stream.kept.lost_why is not None:
-            self._watch.lose_found(stream, stream.kept.lost_why)
+            self._watch.lose_again(stream, stream.kept.lost_why, stream.kept.lost_bytes)
         else:
             self._watch.look(stream)
 

@@ -30,7 +30,8 @@ class Kept:
 
     model: "" for a file of an earlier sidecar.
     size_bytes: of the budget; 0 where there is no file.
-    lost_why: why nobody has written its end; None: somebody has, or the lease will tell.
+    lost_why: why its readers were told that nobody writes its end, after `lost_bytes` of the log;
+      None: they were not, and the file tells how it ended.
     last: all that a reader gets, where that is not in the file.
     on_removed: told the outcome when the file is gone.
     """
@@ -39,6 +40,7 @@ class Kept:
     model: str = ""
     size_bytes: int = 0
     lost_why: str | None = None
+    lost_bytes: int = 0
     last: RRPAError | Finished | None = None
     on_removed: Callable[[Reclaim], None] | None = None
     due_ns: int = 0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from rrpa_sidecar.control.lifecycle import State, Step
 from rrpa_sidecar.errors import RRPAError
 from rrpa_sidecar.stream.events import Finished
+from rrpa_sidecar.stream.seek import beyond
 
 if TYPE_CHECKING:
     from rrpa_sidecar.clock import Clock
@@ -138,10 +139,12 @@ class LiveStream:
     def tell_last(self, reading: Reading) -> None:
         """Let one reader see what `end` was told."""
         assert self.last is not None
-        if isinstance(self.last, Finished):
-            reading.end(self.last)
-        else:
+        if not isinstance(self.last, Finished):
             reading.fail(self.last)
+        elif reading.start_offset > self.last.offset:
+            reading.refuse(beyond(reading.start_offset, self.last.offset))
+        else:
+            reading.end(self.last)
 
     def begun(self, meter: ModelMetrics) -> None:
         """Measure how long the engine took to the first byte, when a reader gets it, once."""

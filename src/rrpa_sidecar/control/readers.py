@@ -113,8 +113,7 @@ class Readers:
         try:
             reader = seeker.advance(SEEK_BYTES)
         except OffsetOutOfRange as error:
-            reading.beyond = error
-            reading.fail(error)
+            reading.refuse(error)
             return
         if reader is None:
             reading.source = self._seekers[reading] = seeker

@@ -122,11 +122,6 @@ class Reading:
         return source
 
     @property
-    def waits(self) -> bool:
-        """Whether nobody has shown it anything to read yet."""
-        return type(self.source) is Silence
-
-    @property
     def offset(self) -> int:
         """Bytes of the answer that the client has, those before `start_offset` included."""
         return self.source.offset - self.source.unread_bytes
@@ -152,6 +147,11 @@ class Reading:
     def fail(self, error: RRPAError) -> None:
         """Let the client see `error` and nothing else."""
         self.end(Failed(self.offset, error))
+
+    def refuse(self, error: OffsetOutOfRange) -> None:
+        """Let the client see that the answer has fewer bytes than it says it has."""
+        self.beyond = error
+        self.fail(error)
 
     def wake(self) -> None:
         if self.waker is not None:

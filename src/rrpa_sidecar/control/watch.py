@@ -132,10 +132,9 @@ class Watch:
         elif stream.progress is not None:
             self._refresh(stream)
 
-    def lose_found(self, stream: LiveStream, why: str) -> None:
-        """Let a FOUND stream end as it did when it was in memory, if its log does not say how."""
-        progress = _progress_of(stream)
-        progress.lose(why)
+    def lose_again(self, stream: LiveStream, why: str, committed: int) -> None:
+        """Let a FOUND stream end as it did when it was in memory."""
+        _progress_of(stream).lose_again(why, committed)
         if not self._settle(stream):
             self._advance(stream, Step.WRITER_GONE)
 

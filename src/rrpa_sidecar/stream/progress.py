@@ -96,6 +96,15 @@ class Progress:
             self.lost_why = why
             self.trust_nobody()
 
+    def lose_again(self, why: str, committed: int) -> None:
+        """Settle for what readers were given when it was lost, whatever was written since.
+
+        They may hold a replacement for half a character that the log has whole by now.
+        """
+        self.refresh()
+        if self.broken is None:
+            self.committed, self.end, self.lost_why = min(committed, self.committed), None, why
+
     def spoil(self, error: CorruptLog) -> None:
         """Take note that the log breaks a rule: nothing more of it can be believed."""
         self.broken = error
