@@ -315,6 +315,16 @@ async def test_second_hello_ends_the_call_and_the_engines_streams(served):
         assert isinstance(event.error, EngineLost)
 
 
+async def test_engine_that_errs_before_it_was_welcomed_is_told_why(served):
+    """gRPC loses the status of a call whose first message was cancelled on its way."""
+    for _ in range(60):
+        hello = served.hello()
+        async with engine(served, hello=hello) as attached:
+            await attached.say(hello=hello)
+            code, text = await attached.status()
+            assert (code, "Hello came twice" in text) == (INVALID, True)
+
+
 @pytest.mark.parametrize("event", [{"rejected": Rejected(stream_id="x", code=3)}, {}])
 async def test_first_message_that_is_no_hello_is_refused(served, event):
     async with engine(served) as attached:

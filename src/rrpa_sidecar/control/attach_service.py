@@ -39,7 +39,7 @@ HELLO_LIMIT_BYTES = 64 * 1024
 """A Hello of 64 models with the longest names and the longest path is 13 KiB; an Announce holds
 150 streams with the longest names and labels."""
 
-LAST_WRITE_S = 0.2
+LAST_WRITE_S = 1.0
 """How long an engine has, at the end of its call, to take the message that is on its way."""
 
 GRPC_CODES = {Code(code.value[0]): code for code in grpc.StatusCode}
