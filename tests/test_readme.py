@@ -44,6 +44,12 @@ def test_python_example_prints_an_answer(stack: Stack) -> None:
     assert run([sys.executable, "-c", python_example(stack)])
 
 
+def test_resume_example_prints_the_whole_answer(stack: Stack) -> None:
+    example = replaced(EXAMPLES["resume"], "localhost:50051", stack.daemon.grpc_address)
+    whole = run([sys.executable, "-c", example])
+    assert whole == run([sys.executable, "-c", python_example(stack)])
+
+
 def test_engine_example_serves_its_model(stack: Stack) -> None:
     source = replaced(EXAMPLES["engine"], "/tmp/rrpa.sock", stack.daemon.engine_socket)
     assert len([line for line in source.splitlines() if line.strip()]) <= 10

@@ -77,6 +77,8 @@ class AttachService(EngineServiceServicer):
     def __init__(self, broker: Broker, config: Settings) -> None:
         self._broker = broker
         self._hello_timeout_s = config.hello_timeout_s
+        self.open_calls = 0
+        """Calls of engines whose handlers have not returned."""
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register with `server`; make it with `engine_server_options`."""
@@ -84,6 +86,13 @@ class AttachService(EngineServiceServicer):
 
     async def Attach(self, request_iterator: Any, context: Context) -> None:  # noqa: N802
         """Serve one engine, from Hello to the end of its call."""
+        self.open_calls += 1
+        try:
+            await self._attach(context)
+        finally:
+            self.open_calls -= 1
+
+    async def _attach(self, context: Context) -> None:
         try:
             hello, announced = await self._read_beginning(context)
             await self._serve(hello, announced, context)

@@ -13,6 +13,7 @@ import gc
 import logging
 import socket
 import time
+from collections.abc import Callable
 
 import grpc
 import uvloop
@@ -47,6 +48,8 @@ COLLECTOR_THRESHOLDS = (5_000, 5, 40)
 
 STOP_GRACE_S = 0.5
 """How long a last status may take to leave, once every stream has one."""
+
+LOOK_S = 0.01
 
 
 def run(config: Config, started_s: float) -> None:
@@ -115,7 +118,8 @@ class _Daemon:
             "batched": BatchedFrontEnd(batched),
         }
         engines = grpc.aio.server(options=engine_server_options(config))
-        AttachService(self.broker, config).add_to(engines)
+        self._attachments = AttachService(self.broker, config)
+        self._attachments.add_to(engines)
         self._engines = GrpcioFrontEnd(engines)
         self._metrics_server = MetricsServer(self._metrics, places.metrics)
         self._pump = Pump(self.broker, self._bell, config.sweep_interval_s)
@@ -149,14 +153,13 @@ class _Daemon:
         await asyncio.gather(*(front.stop(STOP_GRACE_S) for front in self._fronts.values()))
         await self._settle()
         await self._engines.stop(None)
+        # gRPC's server is done when its calls are; the handlers of these may still be at work.
+        await _until(lambda: not self._attachments.open_calls + self.calls.open_calls, LOOK_S)
         await self._settle()
 
     async def _settle(self) -> None:
         """Give engines a moment to end what they were told to end, so that no file stays."""
-        for _ in range(int(STOP_GRACE_S / self._config.sweep_interval_s) + 1):
-            if not self.broker.unsettled:
-                return
-            await asyncio.sleep(self._config.sweep_interval_s)
+        await _until(lambda: not self.broker.unsettled, self._config.sweep_interval_s)
 
     def where(self) -> str:
         """Return what the ready line says about addresses."""
@@ -164,6 +167,14 @@ class _Daemon:
             f"grpc={_join(self._places.grpc)} engines={self._config.engine_socket}"
             f" envoy={self._config.envoy_socket} metrics={_join(self._places.metrics)}"
         )
+
+
+async def _until(condition: Callable[[], bool], look_s: float) -> None:
+    """Wait for `condition`, looked at every `look_s`, and not longer than STOP_GRACE_S."""
+    for _ in range(int(STOP_GRACE_S / look_s) + 1):
+        if condition():
+            return
+        await asyncio.sleep(look_s)
 
 
 class _Calls:

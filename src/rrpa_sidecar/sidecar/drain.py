@@ -80,8 +80,8 @@ async def drain(
     health.leave()
     log.info("draining: %d streams open", calls.open_calls)
     await _wait(hurry, config.drain_delay_s)
-    intake.drain()
     await doors.close()
+    intake.drain()  # not before: what came in first shall not be refused by us
     intake.send_engines_on()
     loop = asyncio.get_running_loop()
     end_s = loop.time() + config.drain_timeout_s

@@ -74,6 +74,9 @@ class BatchedServer:
         loop = asyncio.get_running_loop()
         end_s = loop.time() + grace_s
         await _until(lambda: all(each.is_idle for each in self.connections), end_s)
+        # A peer closes when it has read the GOAWAY; what crosses that is refused as unseen, which
+        # clients repeat elsewhere. If we closed first, it would break on the way.
+        await _until(lambda: not self.connections, end_s)
         for each in list(self.connections):
             each.close()
         await _until(lambda: not self.connections, end_s)
