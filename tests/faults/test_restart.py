@@ -253,3 +253,25 @@ def test_sidecar_killed_again_and_again_at_any_moment_of_its_start_still_serves(
     recorder.finish_all()
     check(clients, recorder)
     eventually(lambda: all_at_rest(daemon), 10)
+
+
+def test_sidecar_that_is_told_to_go_hands_its_streams_to_the_next_one(stage, seeded):
+    """SIGTERM with streams that outlast the drain: the successor has them, and no log a trace."""
+    daemon, recorder = stage(drain_timeout_s=0.5, take_over_timeout_s=20)
+    clients = [Client(daemon.grpc_address, f"{seeded.random()} {PERIOD_MS}") for _ in range(8)]
+    eventually(lambda: all(client.got for client in clients), 15)
+    successor = Process(daemon.argv, ready="rrpa ready ")
+    successor.launch()
+    try:
+        time.sleep(seeded.uniform(0, 0.3))
+        daemon.signal(signal.SIGTERM)
+        successor.wait_ready()
+        assert daemon.wait() == 0
+        assert "Traceback" not in daemon.stderr, daemon.stderr
+        eventually(lambda: daemon.metric("rrpa_streams_adopted_total") == len(clients), 10)
+        recorder.finish_all()
+        check(clients, recorder)
+        eventually(lambda: all_at_rest(daemon), 10)
+        assert "Traceback" not in successor.stderr, successor.stderr
+    finally:
+        successor.stop()
