@@ -205,7 +205,7 @@ class Broker:
         """
         if self._gate.draining:
             raise Draining("the sidecar is draining; resume the stream shortly")
-        stream = self._finder.find(stream_id)
+        stream = self._finder.find(stream_id, wait=True)
         timing, meter = Timing(self._clock.now_ns()), self._metrics.model(stream.model)
         reading = Reading(self, stream, labels, timing, meter, offset)
         self._readers.join(reading)
@@ -232,7 +232,7 @@ class Broker:
         """
         if stream_id in self._kept:
             return
-        stream = self._finder.find(stream_id)
+        stream = self._finder.find(stream_id, wait=False)
         self._finder.look_at_found(stream)
         self._watch.look_for_end(stream)
         if stream.state in GENERATES:

@@ -44,8 +44,10 @@ class Finder:
         self._advance = advance
         self._awaited: dict[LiveStream, None] = {}
 
-    def find(self, stream_id: str) -> LiveStream:
+    def find(self, stream_id: str, *, wait: bool) -> LiveStream:
         """Return the stream; give it a reader or a wish at once, then `look_at_found`.
+
+        wait: whether one that an engine may still announce is meant, too.
 
         Raises:
           InvalidRequest: the id is none.
@@ -60,7 +62,7 @@ class Finder:
             )
         stream = self._streams.get(stream_id)
         if stream is None:
-            return self._remembered(stream_id)
+            return self._remembered(stream_id, wait)
         if stream.state is State.LEAVING:
             raise _not_found(stream_id)
         return stream
@@ -102,7 +104,7 @@ class Finder:
             for stream in list(self._awaited):
                 self._advance(stream, Step.REFUSE, _not_found(stream.stream_id))
 
-    def _remembered(self, stream_id: str) -> LiveStream:
+    def _remembered(self, stream_id: str, wait: bool) -> LiveStream:
         kept = self._kept.peek(stream_id)
         if kept is not None and kept.last is not None:
             self._kept.take(stream_id)
@@ -111,6 +113,8 @@ class Finder:
             log = LogReader.open(self._directory, stream_id, stream_bytes=None)
         except SegmentMissing:
             self._kept.drop(stream_id)
+            if not wait or self._clock.now_ns() >= self._await_until_ns:
+                raise _not_found(stream_id) from None
             return self._unseen(stream_id)
         stream = self._made(stream_id, State.FOUND, self._kept.take(stream_id))
         stream.log = log
@@ -118,8 +122,6 @@ class Finder:
         return stream
 
     def _unseen(self, stream_id: str) -> LiveStream:
-        if self._clock.now_ns() >= self._await_until_ns:
-            raise _not_found(stream_id)
         if len(self._awaited) >= self._awaited_limit:
             raise CapacityExhausted(
                 f"{self._awaited_limit} streams are waited for, which is the limit; try again"
