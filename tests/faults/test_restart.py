@@ -155,6 +155,8 @@ def check(clients: list[Client], recorder: Recorder) -> None:
         assert client.failed is None, client.failed
         assert client.finish is not None, f"{len(client.got)} bytes after 30 s"
         assert client.finish.reason == pb.FINISH_REASON_STOP
+        # The client may have the end before the engine has closed its record.
+        eventually(lambda name=client.stream_id: recorder.record(name)[1])
         raw, end = recorder.record(client.stream_id)
         assert end == "STOP"
         assert client.got == replaced(raw)
