@@ -25,6 +25,7 @@ from rrpa_sidecar.control.attach_service import (
     engine_server_options,
 )
 from rrpa_sidecar.control.broker import Broker, Labels, LiveStream
+from rrpa_sidecar.control.outbox import Outbox
 from rrpa_sidecar.control.pump import Pump
 from rrpa_sidecar.errors import EngineLost
 from rrpa_sidecar.metrics import Metrics
@@ -608,6 +609,31 @@ async def test_interrupted_attachment_has_a_status_and_its_streams_an_error(serv
         event = await next_event(stream)
         assert isinstance(event, Failed)
         assert isinstance(event.error, EngineLost)
+
+
+class SilentContext:
+    """A call whose engine says nothing, and does not take what it is told."""
+
+    async def read(self) -> None:
+        await asyncio.Event().wait()
+
+    async def write(self, message: AttachResponse) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_attachment_that_is_interrupted_twice_leaves_no_task_behind(broker, config):
+    """gRPC cancels a handler when the call is over, and again when the server stops."""
+    outbox = Outbox(1)
+    outbox.draining()
+    talking = asyncio.create_task(
+        AttachService(broker, config)._talk(None, outbox, SilentContext())
+    )
+    await asyncio.sleep(0.01)
+    for _ in range(2):
+        talking.cancel()
+        await asyncio.sleep(0)
+    await asyncio.wait({talking})
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_engine_with_a_corrupt_table_is_told_so(served):

@@ -152,9 +152,11 @@ class AttachService(EngineServiceServicer):
             reading.cancel()
             # A write that is cancelled half-way would leave the call without a status.
             outbox.close(EngineLost("the attachment is over"))
-            await asyncio.wait({writing}, timeout=LAST_WRITE_S)
-            writing.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            try:
+                await asyncio.wait({writing}, timeout=LAST_WRITE_S)
+            finally:  # gRPC may cancel the handler once more
+                writing.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
         for task in done:
             if task.cancelled():  # a fault of ours; the engine must not take it for a farewell
                 raise EngineLost("the attachment was interrupted; attach again")
