@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import time
 from collections.abc import Callable
@@ -18,7 +17,13 @@ from rrpa_sidecar.engine.bell import StepBell
 from rrpa_sidecar.engine.connection import Connection
 from rrpa_sidecar.engine.files import OwnFiles
 from rrpa_sidecar.engine.over import Cause, JobCancelled, JobOver
-from rrpa_sidecar.engine.reasons import FAILED, Usage, reason_number
+from rrpa_sidecar.engine.reasons import (
+    FAILED,
+    Usage,
+    failure_code,
+    reason_number,
+    why_no_log,
+)
 from rrpa_sidecar.errors import InvalidRequest, LogFull, RRPAError, ShmFull, StreamMisuse
 from rrpa_sidecar.pb import engine_pb2, rrpa_pb2
 from rrpa_sidecar.shm.end import End
@@ -178,11 +183,11 @@ class Job:
         if not self.begun:
             self.reject(code, text)
             return
-        self._end(End(_checked(code), FAILED, text=one_line(text)))
+        self._end(End(failure_code(code), FAILED, text=one_line(text)))
 
     def reject(self, code: Code | int, text: str) -> None:
         """Refuse the job before it begins; no log is created. As `fail` otherwise."""
-        number = _checked(code)
+        number = failure_code(code)
         rejected = engine_pb2.Rejected(
             stream_id=self.stream_id, code=number, message=one_line(text)
         )
@@ -314,7 +319,7 @@ class Job:
                 self._log = self._created()
         except (RRPAError, OSError) as exc:
             log.error("cannot create the log of stream %s: %s", self.stream_id, exc)
-            self.reject(*_why_no_log(exc))
+            self.reject(*why_no_log(exc))
             raise JobOver(str(exc)) from exc
         return self._log
 
@@ -356,17 +361,3 @@ class Job:
         return StreamMisuse(
             f"stream {self.stream_id} has ended already; nothing may follow its end"
         )
-
-
-def _checked(code: Code | int) -> Code:
-    if code == Code.OK or code not in Code.__members__.values():
-        raise StreamMisuse(f"{code!r} is not the gRPC status code of a failure")
-    return Code(code)
-
-
-def _why_no_log(error: Exception) -> tuple[Code, str]:
-    if isinstance(error, OSError):
-        full = error.errno in (errno.EMFILE, errno.ENFILE)
-        code = Code.RESOURCE_EXHAUSTED if full else Code.INTERNAL
-        return code, f"the engine cannot create the stream's log: {error.strerror}"
-    return status_of(error)
