@@ -11,9 +11,11 @@ import pytest
 
 from rrpa_sidecar.engine import AttachRefused, Code, Engine, Job, JobCancelled
 from rrpa_sidecar.engine.bell import StepBell
+from rrpa_sidecar.engine.inbox import Inbox
+from rrpa_sidecar.engine.roster import Roster
 from tests.engine.conftest import AttachTo
 from tests.engine.fake_sidecar import Attachment, FakeSidecar, eventually
-from tests.engine.test_sidecar_lost import mapped, table_of, words
+from tests.engine.test_sidecar_lost import log_file, mapped, table_of, words
 
 
 def running(sidecar: FakeSidecar, engine: Engine, attachment: Attachment, slot: int) -> Job:
@@ -136,6 +138,29 @@ def test_several_sidecars_may_drain_at_once_each_with_its_jobs(
         assert sidecar.answer(job.stream_id)[0] == b"ab"
 
 
+def test_what_a_draining_sidecar_leaves_waits_for_one_that_does_not_drain(
+    sidecar: FakeSidecar, attach_to: AttachTo
+) -> None:
+    engine = attach_to(sidecar)
+    first = sidecar.attached()
+    job = running(sidecar, engine, first, slot=0)
+    second = hand_over(sidecar, engine, first)
+    sidecar.drain(second)
+    eventually(lambda: not engine.serving)
+    first.end()
+    eventually(lambda: job.connection.lost)
+    sidecar.come_back()
+    third = sidecar.attached()
+    assert (third.hello.announced, third.next_announced().stream_id) == (1, job.stream_id)
+    assert second.announced.empty()
+
+
+def test_no_attachment_begins_after_the_engine_closed() -> None:
+    roster = Roster(Inbox(capacity=1))
+    assert roster.close() == []
+    assert roster.attach(lambda _: pytest.fail("dialled")) is None
+
+
 def test_job_announced_to_a_sidecar_that_then_drains_is_not_announced_beside_it(
     sidecar: FakeSidecar, attach_to: AttachTo
 ) -> None:
@@ -199,7 +224,7 @@ def test_closing_engine_hangs_up_on_both_and_lets_the_draining_one_read(
     closing.start()
     eventually(lambda: reader.progress()[1] is not None)
     time.sleep(0.1)
-    assert sidecar.directory.names() != [], "the draining sidecar may still read it"
+    assert log_file(job) in sidecar.directory.names(), "the draining sidecar may still read it"
     closing.join(5)
     eventually(lambda: old.ended)
     assert sidecar.directory.names() == []

@@ -74,11 +74,14 @@ def test_running_job_goes_on_is_announced_and_moves_to_the_new_table(
         stream_id=job.stream_id, model="m", resumable=True, begun=True, request_id="label"
     )
     word = words(sidecar, second)
+    eventually(lambda: engine.serving)
     job.write(b"unadopted ")
+    assert sidecar.bell.drain()
     assert [word(slot) for slot in range(4)] == [(0, False)] * 4
     assert table_of(first) in sidecar.directory.names()
     sidecar.adopt(second, job.stream_id, slot=3)
-    eventually(lambda: not mapped(first))
+    eventually(sidecar.bell.drain)  # so that what was written meanwhile is looked for
+    assert not mapped(first)
     assert sidecar.directory.names() == sorted([log_file(job), table_of(second)])
     job.write(b"after")
     assert word(3) == (len(b"before meanwhile unadopted after"), False)
@@ -198,7 +201,10 @@ def test_refusal_that_nobody_heard_is_said_to_the_next_sidecar(
     job = next(engine.jobs())
     lose(sidecar, engine)
     job.fail(Code.INVALID_ARGUMENT, "the prompt is too long")
+    sidecar.refuse = (grpc.StatusCode.UNAVAILABLE, "starting")
     sidecar.come_back()
+    time.sleep(0.2)
+    sidecar.refuse = None
     second = sidecar.attached()
     assert second.next_announced() == engine_pb2.OpenStream(stream_id=job.stream_id, model="m")
     rejected = second.rejected.get(timeout=10)
@@ -262,11 +268,14 @@ def test_job_whose_client_waits_no_more_is_cancelled_while_nobody_is_there(
     eventually(lambda: late.cancelled)
     with pytest.raises(JobCancelled, match="deadline"):
         late.write(b"more")
-    eventually(lambda: len(engine._attacher.open_jobs()) == 2)
+    eventually(lambda: sum(not job.over for job in engine._attacher.open_jobs()) == 2)
     assert [(job.resumable, job.cancelled) for job in engine.poll()] == [
         (True, False),
         (False, False),
     ]
+    sidecar.come_back()
+    second = sidecar.attached()
+    assert second.rejected.get(timeout=10).code == Code.CANCELLED, "the one that nobody took"
 
 
 def test_loop_never_gets_more_jobs_than_its_capacity(
@@ -357,7 +366,7 @@ def test_refusal_of_the_next_sidecar_ends_every_job_so_that_nobody_takes_it_for_
     eventually(lambda: job.cancelled)
     with pytest.raises(AttachRefused, match="mount the same volume"):
         engine.poll()
-    eventually(lambda: engine._attacher.open_jobs() == [job])
+    eventually(lambda: [each.over for each in engine._attacher.open_jobs()] == [False, True])
     with pytest.raises(JobCancelled, match="no more"):
         job.write(b"more")
     data, end = sidecar.answer(job.stream_id)
@@ -494,10 +503,12 @@ def test_child_of_an_engine_that_unwinds_touches_no_job_and_no_file(
     names = sidecar.directory.names()
     child = os.fork()
     if child == 0:
+        code = 1
         try:
             engine.close()
+            code = 0
         finally:
-            os._exit(0)
+            os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
     assert sidecar.directory.names() == names
     job.write(b"b")

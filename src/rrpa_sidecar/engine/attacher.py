@@ -171,8 +171,8 @@ class Attacher:
             self._drain(connection)
 
     def _welcome(self, connection: Connection, welcome: engine_pb2.Welcome) -> None:
-        connection.welcomed = True
         connection.stream_bytes = welcome.stream_bytes
+        self._roster.welcome(connection)
         connection.ringer = Ringer(welcome.doorbell_path)
         # Connects now: the path is the successor's once this sidecar drains.
         connection.ringer.ring()

@@ -81,6 +81,11 @@ class Connection:
         )
         self._call = attach(iter(self._outbox.get, None))
 
+    @property
+    def listens(self) -> bool:
+        """Whether the sidecar took this engine and is still there."""
+        return self.welcomed and not self.lost
+
     def commands(self) -> Iterator[engine_pb2.Command]:
         """Yield what the sidecar says; ends when it ends the call.
 

@@ -198,10 +198,8 @@ class Job:
                 raise StreamMisuse(f"stream {self.stream_id} has begun and cannot be rejected")
             self.over = True
             self._place = None
-            if not self.connection.lost:
-                self.connection.reject(rejected)
-            elif not self.cancelled:  # somebody may ask the next sidecar for this stream
-                self._unheard = rejected
+            self._unheard = rejected
+            self._say_unheard()
         self._on_over(self)
 
     def fail_with(self, error: Exception) -> None:
@@ -263,7 +261,7 @@ class Job:
 
     @property
     def unheard(self) -> bool:
-        """Whether the job was rejected while no sidecar was there to hear it."""
+        """Whether the job was rejected and no sidecar has been there to hear it: one may wait."""
         return self._unheard is not None
 
     def announcement(self) -> engine_pb2.OpenStream:
@@ -283,12 +281,18 @@ class Job:
             return "unknown"
 
     def belong_to(self, connection: Connection) -> None:
-        """Answer on `connection`, which has just announced this job."""
+        """Answer on `connection`, which has announced this job, from its Welcome on.
+
+        To be called again when that comes.
+        """
         with self._lock:
             self.connection = connection
-            if self._unheard is not None:
-                connection.reject(self._unheard)
-                self._unheard = None
+            self._say_unheard()
+
+    def _say_unheard(self) -> None:
+        if self._unheard is not None and self.connection.listens:
+            self.connection.reject(self._unheard)
+            self._unheard = None
 
     def adopt(self, slot: int | None) -> None:
         """Say in `slot` of the connection's table how the log grows; None: nowhere.

@@ -29,7 +29,7 @@ class Roster:
     @property
     def attached(self) -> bool:
         """Whether there is a sidecar, one that drains included."""
-        return any(connection.welcomed for connection in self.connections())
+        return any(connection.listens for connection in self.connections())
 
     def jobs(self) -> list[Job]:
         """Return every job that is not over, and those whose refusal no sidecar has heard."""
@@ -71,6 +71,12 @@ class Roster:
             self._latest = connection
             self._settle(homeless, connection)
         return connection
+
+    def welcome(self, connection: Connection) -> None:
+        """Note that the sidecar took this engine, and has read what was announced."""
+        with self._lock:
+            connection.welcomed = True
+            self._settle([job for job in self.jobs() if job.connection is connection], connection)
 
     def drain(self, connection: Connection) -> None:
         """Note that `connection` takes no new jobs and keeps those it has."""
