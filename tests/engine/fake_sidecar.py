@@ -35,6 +35,8 @@ class Attachment:
         self.announced_ids: set[str] = set()
         self.commands: queue.Queue[engine_pb2.AttachResponse | None] = queue.Queue()
         self.ended = False
+        self.hung_up = False
+        """The engine said that it leaves, and did not just break off."""
         self.abort: tuple[grpc.StatusCode, str] | None = None
 
     def end(self, *status: Any) -> None:
@@ -80,6 +82,7 @@ class FakeSidecar:
         self.directory = open_directory(str(self.shm_dir))
         self.bell = Bell(self.socket + ".bell")
         self.refuse = refuse
+        self.refusals = 0
         self.stream_bytes = STREAM_BYTES
         self.attachments: queue.Queue[Attachment] = queue.Queue()
         self.faults: list[str] = []
@@ -200,6 +203,7 @@ class FakeSidecar:
             self.faults.append(fault)
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, fault)
         if self.refuse is not None:
+            self.refusals += 1
             context.abort(*self.refuse)
         welcome = engine_pb2.Welcome(
             doorbell_path=self.bell.path,
@@ -232,6 +236,7 @@ class FakeSidecar:
             for request in requests:
                 if fault := attachment.hear(request):
                     self.faults.append(fault)
+            attachment.hung_up = True
         except grpc.RpcError:
             pass
         finally:

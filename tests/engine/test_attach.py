@@ -215,6 +215,7 @@ def test_close_ends_open_jobs_detaches_and_leaves_no_file_and_no_thread(
     assert (size, end.code, end.text) == (4, Code.UNAVAILABLE, "the engine is stopping; try again")
     reader.close()
     eventually(lambda: attachment.ended)
+    assert attachment.hung_up
     assert sidecar.directory.names() == []
     assert not [each for each in threading.enumerate() if each.name == "rrpa-engine"]
     engine.close()

@@ -231,23 +231,27 @@ def test_closing_engine_hangs_up_on_both_and_lets_the_draining_one_read(
     reader.close()
 
 
-def test_refusal_by_the_successor_ends_the_draining_sidecars_jobs_too(
+def test_refusal_by_the_successor_waits_until_the_draining_sidecar_has_delivered(
     sidecar: FakeSidecar, attach_to: AttachTo
 ) -> None:
     engine = attach_to(sidecar)
     old = sidecar.attached()
-    job = running(sidecar, engine, old, slot=0)
+    whole, cut = (running(sidecar, engine, old, slot) for slot in (0, 1))
     sidecar.drain(old)
     sidecar.refuse = (grpc.StatusCode.INVALID_ARGUMENT, "no such thing")
     sidecar.come_back()
-    eventually(lambda: job.cancelled)
+    eventually(lambda: sidecar.refusals)
+    whole.write(b"b")
+    whole.finish()
+    assert engine.poll() == []
+    old.end()
+    eventually(lambda: cut.cancelled)
     with pytest.raises(AttachRefused, match="no such thing"):
         engine.wait()
     with pytest.raises(JobCancelled):
-        job.write(b"b")
-    assert sidecar.answer(job.stream_id)[1].code == Code.UNAVAILABLE
-    sidecar.submit(old, slot=1)
-    assert old.rejected.get(timeout=10).code == Code.UNAVAILABLE
+        cut.write(b"b")
+    assert sidecar.answer(whole.stream_id)[1].code == Code.OK
+    assert sidecar.answer(cut.stream_id)[1].code == Code.UNAVAILABLE
 
 
 def test_hand_over_is_one_line_each_way(

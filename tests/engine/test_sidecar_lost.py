@@ -409,6 +409,7 @@ def test_log_of_a_job_is_complete_after_twenty_restarts_in_a_row(
     for thread in threads:
         thread.join(10)
     assert len(written) == 4
+    assert len(engine._bell._ringers) == 1
     for stream_id, said in written.items():
         data, end = sidecar.answer(stream_id)
         assert (data == said, end.code) == (True, Code.OK)

@@ -108,8 +108,10 @@ class Attacher:
             try:
                 why = nobody or self._attach_once()
             except AttachRefused as exc:
-                self._give_up(exc)
-                return
+                if not self._roster.attached:
+                    self._give_up(exc)
+                    return
+                why = str(exc)  # the one that drains still delivers what its jobs write
             if why is None or self._closed.is_set():
                 return
             self._tell(why)

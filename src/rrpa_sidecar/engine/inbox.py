@@ -77,9 +77,9 @@ class Inbox:
     # The background thread's side.
 
     def put(self, job: Job) -> bool:
-        """Add a job; False when nobody will take it."""
+        """Add a job; False when stopping."""
         with self._changed:
-            if self.stopping or self.refused is not None:
+            if self.stopping:
                 return False
             self._jobs.append(job)
             self._changed.notify_all()
