@@ -134,15 +134,18 @@ def test_engine_may_start_before_the_sidecar(short_dir: Path) -> None:
             assert not engine.serving
 
 
-def test_no_sidecar_is_said_in_one_line_and_once(
-    short_dir: Path, caplog: pytest.LogCaptureFixture
+def test_no_sidecar_is_said_in_one_line_and_once_and_costs_no_table(
+    short_dir: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tables: list[object] = []
+    monkeypatch.setattr(TableWriter, "create", lambda *args: tables.append(args))
     path = short_dir / "rrpa.sock"
     shm = short_dir / "shm"
     shm.mkdir()
     with attach(str(path), models=["m"], shm_dir=str(shm)) as engine:
         assert not engine.wait_serving(0.5)
     (line,) = [each.getMessage() for each in caplog.records if each.name.startswith("rrpa")]
+    assert tables == []
     assert line == (
         f"not attached to {path}, trying again: No such file or directory; is `rrpa serve` running,"
         " with this --engine-socket?"

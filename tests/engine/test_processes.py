@@ -104,6 +104,7 @@ def test_engine_gives_the_same_answer_while_its_sidecar_restarts_and_says_a_line
     sidecar: FakeSidecar, start: Start, argv: tuple[str, ...]
 ) -> None:
     process = start(*argv[:1], sidecar, *argv[1:])
+    assert ready_line(process).startswith("rrpa engine ready")
     attachment = sidecar.attached()
     request = {"prompt": "Once upon a time", "temperature": 0.0}
     expected = sidecar.answer(sidecar.submit(attachment, **request)[0])
