@@ -41,6 +41,21 @@ def test_the_offset_of_an_end_counts_the_short_way_and_nothing_that_was_not_sent
     assert dict(end.metadata)[metadata.OFFSET] == offset
 
 
+@pytest.mark.parametrize(("whole", "told"), [(True, "18 True"), (False, "11 True")])
+def test_an_ending_counts_a_message_that_will_be_sent_whole_and_no_other(
+    whole: bool, told: str
+) -> None:
+    stream = FakeStream(Labels("r", "s", resumable=True), start_offset=7, resumed=True, offset=11)
+    call = Call(Metrics(), SystemClock(), 10)
+    answer = StreamAnswer(call, stream, StreamFrames(), stream_head)  # type: ignore[arg-type]
+    stream.data(b"unsent.")
+    assert isinstance(answer.next(100), bytes)
+    ended = answer.ended_by(
+        lambda offset, resumable: Draining(f"{offset} {resumable}"), whole=whole
+    )
+    assert str(ended) == told
+
+
 class StandingClock:
     now = 10**12
 
