@@ -6,7 +6,7 @@
 # make clean   remove the environments
 #
 # PYTHON=python3.13 make test      choose the interpreter; otherwise the first that fits
-# TESTS="tests/shm -k torn"        choose tests; otherwise all
+# TESTS="tests/shm -k torn"        choose tests; otherwise all, shared among 4 workers (-n 0: none)
 # make bench BENCH="paced --quick" choose what to measure; BENCH=list names all
 
 SHELL := bash
@@ -57,7 +57,7 @@ demo: $(VENV)/.installed-demo
 	@$(BIN)/rrpa demo $(DEMO)
 
 test: $(VENV)/.installed-test tools
-	@$(BIN)/python -m pytest $(TESTS)
+	@$(BIN)/python -m pytest -n auto $(TESTS)
 
 check: $(VENV)/.installed-test
 	@$(BIN)/python -m pytest -q tests/test_checks.py tests/test_layers.py

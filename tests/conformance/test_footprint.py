@@ -8,6 +8,7 @@ import sys
 import time
 
 import grpc
+import pytest
 
 from rrpa_sidecar.pb import rrpa_pb2_grpc
 from tests.conformance.asking import replay
@@ -21,6 +22,8 @@ CPU_LIMIT_SHARE = 0.005
 WATCH_S = 10
 START_LIMIT = 3.0
 KIB = 1024
+
+pytestmark = pytest.mark.alone
 
 
 def test_idle_daemon_stays_under_60_mb_and_half_a_percent_of_cpu_with_500_idle_streams() -> None:
