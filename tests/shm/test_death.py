@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
-from typing import Any
 
 import pytest
 
@@ -16,80 +14,20 @@ from rrpa_sidecar.shm.doorbell import Bell, Ringer
 from rrpa_sidecar.shm.end import End
 from rrpa_sidecar.shm.reclaim import Reclaim, reclaim
 from rrpa_sidecar.shm.table import TableReader, TableWriter
+from tests.harness.dying import Death, Directory, Steps
 from tests.shm.support import exit_of, fork, reader, slots_of, writer
 
 LOG, TABLE, NONCE = "1" * 32, "2" * 32, bytes(16)
 FIRST, SECOND = "Bär".encode(), "€ and more".encode()
-STORES = {19: 5, 17: 7, 16: 8, 20: 9, 18: 13}
-"""Words of the header, by the step that stores them."""
-
-
-class Steps:
-    """Kills this process once a step is done for the nth time."""
-
-    def __init__(self, last: int, times: int, half: bool = False) -> None:
-        self.last, self.left, self.half = last, times, half
-
-    def done(self, step: int) -> None:
-        if step == self.last:
-            self.left -= 1
-            if self.left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    def watch_calls(self) -> None:
-        pwrite, flock = os.pwrite, fcntl.flock
-
-        def watched_pwrite(fd: int, data: bytes, offset: int) -> int:
-            step = {0: 3, layout.END_OFFSET: 12}.get(offset, 6)
-            if self.half and step == self.last and self.left == 1:
-                data = data[: len(data) // 2]
-            done = pwrite(fd, data, offset)
-            self.done(step)
-            return done
-
-        def watched_flock(fd: int, operation: int) -> None:
-            flock(fd, operation)
-            self.done(16 if operation == fcntl.LOCK_UN else 2)
-
-        os.pwrite, fcntl.flock = watched_pwrite, watched_flock  # type: ignore[assignment]
-
-
-class Words:
-    """Mapped words that tell each store."""
-
-    def __init__(self, words: Any, steps: Steps, table: bool = False) -> None:
-        self.words, self.steps, self.table = words, steps, table
-
-    def __setitem__(self, index: int, value: int) -> None:
-        self.words[index] = value
-        self.steps.done((14 if value & 1 else 10) if self.table else STORES[index])
-
-    def release(self) -> None:
-        self.words.release()
-
-
-class Directory(PlainDirectory):
-    steps: Steps
-
-    def create(self, name: str, size: int, mode: int = layout.FILE_MODE) -> int:
-        fd = super().create(name, size, mode)
-        self.steps.done(1)
-        return fd
-
-    def rename(self, old: str, new: str) -> None:
-        super().rename(old, new)
-        self.steps.done(4)
 
 
 def live(path: str, bell: str, steps: Steps) -> None:
     """Write FIRST and SECOND and an end, dying on the way."""
     table = TableWriter.create(PlainDirectory(path), TABLE, 2, NONCE)
-    directory = Directory(path)
-    directory.steps = steps
+    directory = Directory(path, steps)
     steps.watch_calls()
     made = writer(directory, LOG, table=table, slot=1)
-    made._words = Words(made._words, steps)  # type: ignore[assignment]
-    table._words = Words(table._words, steps, table=True)  # type: ignore[assignment]
+    steps.watch_stores(made, table)
     ringer = Ringer(bell)
     for token in (FIRST, SECOND):
         made.write(token)
@@ -102,7 +40,7 @@ def live(path: str, bell: str, steps: Steps) -> None:
 
 def die(plain: PlainDirectory, step: int, times: int, half: bool = False) -> Bell:
     bell = Bell(f"{plain.path}/bell")
-    pid = fork(lambda: live(plain.path, bell.path, Steps(step, times, half)))
+    pid = fork(lambda: live(plain.path, bell.path, Steps(Death(step, times, half))))
     assert exit_of(pid) == -signal.SIGKILL
     return bell
 
