@@ -1,15 +1,19 @@
 """Engines that each die at one step of writing their only answer.
 
-usage: python -m tests.faults.dying_engine ENGINE_SOCKET SHM_DIR STEP:TIMES:HALF…
+usage: python -m tests.faults.dying_engine ENGINE_SOCKET SHM_DIR STEP:TIMES:HALF:SIGNAL…
 
-Each is a process of its own, with a model that is named after its death. All are forked from
-this one, which has the imports done, and are up when this process says so.
+Each is a process of its own, with a model that is named after its death; a request's prompt says
+how many seconds pass between its two tokens. All are forked from this one, which has the imports
+done, and are up when this process says so.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import sys
+import time
 
 from rrpa_sidecar.engine import attach
 from rrpa_sidecar.shm import writer as writer_module
@@ -17,6 +21,7 @@ from rrpa_sidecar.shm.doorbell import Ringer
 from rrpa_sidecar.shm.writer import LogWriter
 from tests.harness.dying import Death, Directory, Steps
 
+PR_SET_PDEATHSIG = 1
 FIRST, SECOND = "Bär".encode(), "€ and more".encode()
 
 
@@ -54,6 +59,7 @@ def serve(socket: str, shm_dir: str, death: Death, ready: int) -> None:
         for job in engine.jobs():
             arm(death)
             job.write(FIRST)
+            time.sleep(float(job.request.prompt))
             job.write(SECOND)
             job.finish("stop")
 
@@ -61,10 +67,12 @@ def serve(socket: str, shm_dir: str, death: Death, ready: int) -> None:
 def main(socket: str, shm_dir: str, *deaths: str) -> None:
     ready, ready_in = os.pipe()
     for each in deaths:
-        step, times, half = map(int, each.split(":"))
+        step, times, half, by = map(int, each.split(":"))
         if os.fork() == 0:
             os.close(ready)
-            serve(socket, shm_dir, Death(step, times, bool(half)), ready_in)
+            # One that is stopped cannot be told to end.
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            serve(socket, shm_dir, Death(step, times, bool(half), by), ready_in)
             os._exit(0)
     os.close(ready_in)
     up = 0
@@ -73,6 +81,10 @@ def main(socket: str, shm_dir: str, *deaths: str) -> None:
     print("dying engines ready", flush=True)
     for _ in deaths:
         os.wait()
+
+
+def argument(death: Death) -> str:
+    return f"{death.step}:{death.times}:{int(death.half)}:{int(death.by)}"
 
 
 if __name__ == "__main__":

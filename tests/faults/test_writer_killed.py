@@ -5,16 +5,21 @@ What a reader of the log sees is in tests/shm/test_death.py.
 
 from __future__ import annotations
 
+import os
+import pathlib
+import signal
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
 
+from tests.conformance.asking import replay
 from tests.conformance.callers import Answer, Request
-from tests.faults.dying_engine import FIRST, SECOND
+from tests.faults.dying_engine import FIRST, SECOND, argument
 from tests.faults.streams import Streams
 from tests.harness.dying import Death
-from tests.harness.processes import Process, Stack, eventually
+from tests.harness.processes import Daemon, Process, ReplayEngine, Stack, eventually
 
 WHOLE = FIRST + SECOND
 DEATHS = {
@@ -56,15 +61,18 @@ def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
         yield running
 
 
+def dying_engines(daemon: Daemon, *deaths: Death) -> Process:
+    argv = [sys.executable, "-m", "tests.faults.dying_engine", daemon.engine_socket]
+    argv += [str(daemon.shm_dir), *map(argument, deaths)]
+    return Process(argv, ready="dying engines ready")
+
+
 @pytest.fixture
 def answers(stack: Stack) -> dict[Death, Answer]:
     """What a client of each of these engines gets."""
     daemon = stack.daemon
-    deaths = [f"{death.step}:{death.times}:{int(death.half)}" for death in DEATHS]
-    argv = [sys.executable, "-m", "tests.faults.dying_engine"]
-    argv += [daemon.engine_socket, str(daemon.shm_dir), *deaths]
-    with Process(argv, ready="dying engines ready") as engines:
-        requests = [Request(model=str(death), prompt="die") for death in DEATHS]
+    with dying_engines(daemon, *DEATHS) as engines:
+        requests = [Request(model=str(death), prompt="0") for death in DEATHS]
         with Streams(daemon.grpc_address, requests) as streams:
             got = dict(zip(DEATHS, streams.result(), strict=True))
         assert engines.wait() == 0
@@ -86,3 +94,38 @@ def test_a_client_gets_the_committed_prefix_and_the_code_of_every_step_at_which_
     eventually(lambda: not list(stack.daemon.shm_dir.glob("*")), what="no file is left")
     assert stack.daemon.metric("rrpa_active_streams") == 0
     assert stack.daemon.metric("rrpa_engines_attached") == 0
+
+
+def test_a_writer_that_is_frozen_between_its_two_stores_delays_its_own_stream_alone(
+    stack: Stack,
+) -> None:
+    """field-bugs.md G29."""
+    daemon = stack.daemon
+    frozen = Death(7, 2, by=signal.SIGSTOP)
+    beside = replay([b"word "], repeat=50, between_s=0.01)
+    with (
+        ReplayEngine(daemon, capacity=20),
+        dying_engines(daemon, frozen) as engines,
+        Streams(daemon.grpc_address, [Request(model=str(frozen), prompt="0.5")]) as stopped,
+    ):
+        stopped.wait_frames(1)
+        (pid,) = children_of(engines)
+        eventually(lambda: state_of(pid) == "T", what="it stands between 7 and 8")
+        begun_s = time.monotonic()
+        with Streams(daemon.grpc_address, [beside] * 20) as neighbours:
+            answers = neighbours.result()
+        assert {answer.data for answer in answers} == {b"word " * 50}
+        assert time.monotonic() - begun_s < 2, "0.5 s of tokens"
+        assert stopped.open == 1
+        os.kill(pid, signal.SIGCONT)
+        (answer,) = stopped.result()
+    assert (answer.code, answer.data) == ("OK", WHOLE)
+
+
+def children_of(process: Process) -> list[int]:
+    text = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+    return [int(word) for word in text.split()]
+
+
+def state_of(pid: int) -> str:
+    return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

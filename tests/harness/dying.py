@@ -17,11 +17,15 @@ STORES = {19: 5, 17: 7, 16: 8, 20: 9, 18: 13}
 
 @dataclasses.dataclass(frozen=True)
 class Death:
-    """times: it comes when the step is done so often. half: of step 6, before it is."""
+    """times: it comes when the step is done so often. half: of step 6, before it is.
+
+    by: SIGSTOP, from which one can come back, is the other one.
+    """
 
     step: int
     times: int = 1
     half: bool = False
+    by: int = signal.SIGKILL
 
     def __str__(self) -> str:
         return f"step-{self.step}-{self.times}{'-half' if self.half else ''}"
@@ -38,7 +42,7 @@ class Steps:
         if step == self._death.step:
             self._left -= 1
             if self._left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), self._death.by)
 
     def watch_calls(self) -> None:
         """Know of each step that is a system call."""
