@@ -23,6 +23,7 @@ class Benchmark:
     """summary: one line. lasts: how long a full and a quick run take on 2 cores.
 
     needs_client: it calls servers with the load client, which has to be compiled.
+    measures: it is one of `all`.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Benchmark:
     lasts: str
     module: str
     needs_client: bool = True
+    measures: bool = True
 
     def load(self) -> ModuleType:
         return importlib.import_module(self.module)
@@ -81,6 +83,14 @@ BENCHMARKS: dict[str, Benchmark] = {
             "2 min, quick 15 s",
             "benchmarks.micro",
             needs_client=False,
+        ),
+        Benchmark(
+            "soak",
+            "no figure: mixed load, random faults, and a checker of every byte",
+            "10 min or --minutes, quick 1 min",
+            "benchmarks.soak.run",
+            needs_client=False,
+            measures=False,
         ),
     )
 }

@@ -20,6 +20,7 @@ class Result:
       first; below 1 the product is cheaper.
     notes: what was left out and why, and what else a reader must know.
     command: what was typed, without the files to save in.
+    defects: what the product did wrong; a benchmark that only measures finds none.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Result:
     ratios: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     command: str = ""
+    defects: list[str] = field(default_factory=list)
 
     def document(self) -> dict[str, Any]:
         """Return the JSON's content. Raises ValueError if it would break the schema."""

@@ -25,7 +25,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("load", "servers"),
     ("measuring", "token_path"),
     ("rounds", "servers.peers.grpcaio_shapes"),
-    ("paced", "latency", "first_token", "burst", "scale", "start", "micro"),
+    ("paced", "latency", "first_token", "burst", "scale", "start", "micro", "soak"),
     ("published", "registry"),
     ("cli",),
     ("__main__",),
@@ -37,13 +37,14 @@ PRODUCT: dict[str, tuple[str, ...]] = {
     "servers.peers.grpcaio_server": ("engine.replay.source",),
     "cli": ("cli.usage",),  # how an error of use is shown
     "token_path": ("",),
+    "soak.engine": ("engine",),
 }
 
 # Distributions that only some modules may use: what is left out leaves the others working.
 RESTRICTED: dict[str, tuple[str, ...]] = {
     "matplotlib": ("picture",),
     "rich": ("table", "progress"),
-    "grpc": ("start", "servers.peers"),
+    "grpc": ("start", "servers.peers", "soak.client"),
     "uvloop": ("token_path", "servers.peers"),
     "h2": ("token_path",),
     "h11": ("servers.peers",),

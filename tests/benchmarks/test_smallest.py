@@ -11,7 +11,11 @@ from benchmarks.registry import BENCHMARKS
 from benchmarks.result import load
 from tests.benchmarks.test_command import benchmarks, directories_of, processes_of
 
-SMALLEST = {"micro": ("--steps", "2"), "start": ("--quick",)}
+SMALLEST = {
+    "micro": ("--steps", "2"),
+    "start": ("--quick",),
+    "soak": ("--minutes", "0.05", "--fault", "kill sidecar"),
+}
 
 
 @pytest.mark.parametrize("name", SMALLEST)
