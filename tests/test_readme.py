@@ -77,7 +77,7 @@ def test_curl_example_prints_text(stack: Stack) -> None:
     assert run([argv[0], "-sS", *argv[1:]])
 
 
-@pytest.mark.parametrize("page", ["README.md", "tests/README.md"])
+@pytest.mark.parametrize("page", ["README.md", "tests/README.md", "tests/faults/README.md"])
 def test_links_lead_to_files_that_exist(page: str) -> None:
     path = ROOT / page
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):

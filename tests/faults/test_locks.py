@@ -1,0 +1,58 @@
+"""Locks that others hold on the sidecar's files stop nothing (field-bugs.md G39)."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conformance.asking import replay
+from tests.faults.streams import Streams
+from tests.harness.processes import Stack, eventually
+
+LATE_S = 1.5
+
+
+@pytest.fixture(params=["grpcio", "batched"])
+def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
+    daemon = {"listen_frontend": request.param, "stream_bytes": "256KiB"}
+    with Stack(daemon, engine={"capacity": 64}) as running:
+        yield running
+
+
+def hold(fd: int, until: threading.Event) -> None:
+    """Take a file's lock as soon as its writer gives it up, and keep it for a while."""
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    until.wait()
+    os.close(fd)
+
+
+def test_locks_that_others_hold_on_its_files_delay_no_stream_and_no_file_stays(
+    stack: Stack,
+) -> None:
+    daemon = stack.daemon
+    short = replay([b"soon "], repeat=40, between_s=0.03)
+    paced = replay([b"word "], repeat=100, between_s=0.025)
+    release = threading.Event()
+    with Streams(daemon.grpc_address, [short] * 25 + [paced] * 25) as streams:
+        ids = streams.wait_open()
+        streams.wait_frames(1)
+        paths = [daemon.shm_dir / f"rrpa_{each}" for each in ids[:25]]
+        files = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in paths]
+        holders = [threading.Thread(target=hold, args=(each, release)) for each in files]
+        for each in holders:
+            each.start()
+        begun_s = time.monotonic()
+        answers = streams.result()
+        assert time.monotonic() - begun_s < 2.5 + LATE_S
+        assert {(each.code, each.data) for each in answers[25:]} == {("OK", b"word " * 100)}
+        assert {each.code for each in answers} == {"OK"}
+    assert daemon.segments(), "a file that somebody has locked is left"
+    release.set()
+    for each in holders:
+        each.join()
+    eventually(lambda: not daemon.segments(), what="no file is left")
