@@ -49,6 +49,7 @@ GIVE_UP_S = 45.0
 """A reader that gets nowhere for so long says so; nothing here is away for a third of that."""
 PAUSE_S = 0.1
 SURE_S = 0.6
+SLOW_S = 0.025
 OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
@@ -237,7 +238,7 @@ class Reader:
                     call.cancel()
                     break
                 if read.kind == "slow":
-                    await asyncio.sleep(rng.random() * 0.05)
+                    await asyncio.sleep(rng.random() * SLOW_S)
         except (grpc.aio.AioRpcError, asyncio.CancelledError):
             pass  # its code is asked for below; a call that is cancelled here raises the latter
         read.code = (await call.code()).name

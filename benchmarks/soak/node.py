@@ -25,14 +25,11 @@ from benchmarks.servers.product import flags, rrpa
 from benchmarks.soak.client import KINDS
 
 READY, ENGINE_READY = "rrpa ready ", "soak engine ready"
-SHM_TIMEOUT_S = 5.0
 TAKE_OVER_S = 30.0
 SETTINGS: dict[str, Any] = {
     "stream_bytes": "1MiB",
     "shm_bytes": "512MiB",
     "queue_limit": 64,
-    "shm_timeout": SHM_TIMEOUT_S,
-    "resume_window": 8,
     "drain_timeout": 2,
     "listen_frontend": "grpcio",
     "envoy_frontend": "batched",
@@ -64,12 +61,14 @@ def free_port() -> int:
 class Node:
     """One node. All that it starts ends with `stack`.
 
+    keep_s: how long a stream without a reader goes on, and how long its file stays after its end.
     memory: (monotonic seconds, process id, resident bytes) of the sidecars.
     """
 
     stack: ExitStack
     workdir: Path
     seed: int
+    keep_s: float
     shm: Path = field(init=False)
     own_file_system: bool = field(init=False)
     engines: list[Child] = field(default_factory=list)
@@ -96,6 +95,8 @@ class Node:
             "engine_socket": self.workdir / "engine.sock",
             "envoy_socket": self.workdir / "envoy.sock",
             "shm_dir": self.shm,
+            "resume_window": self.keep_s,
+            "shm_timeout": self.keep_s,
             **SETTINGS,
             **more,
         }

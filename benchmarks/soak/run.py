@@ -40,7 +40,7 @@ from benchmarks.soak.check import faults_of
 from benchmarks.soak.client import GIVE_UP_S, KINDS
 from benchmarks.soak.faults import FAULTS, Faults
 from benchmarks.soak.memory import growth
-from benchmarks.soak.node import SHM_TIMEOUT_S, Node, wait_gone
+from benchmarks.soak.node import Node, wait_gone
 from benchmarks.soak.record import Read, Written, written
 from benchmarks.table import Column, Row
 
@@ -50,6 +50,8 @@ ENGINES, READERS = 3, 12
 SAY_S = 5.0
 SAMPLE_S = 0.5
 REST_S = 20.0
+KEEP_S = 12.0
+"""Longer than a slow reader is behind; in a run of seconds, seconds."""
 GAUGES = ("rrpa_active_streams", "rrpa_stream_queue_length", "rrpa_shm_utilization_percent")
 SHOWN_DEFECTS = 20
 
@@ -104,7 +106,7 @@ def run(plan: Plan) -> Result:
     minutes = plan.extra.get("minutes") or (QUICK_MINUTES if plan.quick else MINUTES)
     names = tuple(plan.extra.get("faults") or FAULTS)
     plan.say(f"seed {seed}: {minutes:g} minutes")
-    node = Node(plan.stack, plan.workdir, seed)
+    node = Node(plan.stack, plan.workdir, seed, min(KEEP_S, max(2.0, 15 * minutes)))
     for number in range(ENGINES):
         node.start_engine(number)
     node.start_clients(node.doors(), READERS)
@@ -184,7 +186,7 @@ def _compare(node: Node, faults: Faults) -> Found:
 
 def _rest(node: Node) -> list[str]:
     """Wait until nothing of any stream is left; return what still is."""
-    until_s = time.monotonic() + SHM_TIMEOUT_S + REST_S
+    until_s = time.monotonic() + node.keep_s + REST_S
     while left := _left(node):
         if time.monotonic() > until_s:
             return left
