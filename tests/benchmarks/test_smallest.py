@@ -23,7 +23,7 @@ def test_it_measures_saves_draws_and_leaves_nothing(name: str, tmp_path: Path) -
     files = [str(tmp_path / "r.json"), str(tmp_path / "r.svg")]
     options = (*SMALLEST[name], "--runs", "1", "--json", files[0], "--picture", files[1])
     with benchmarks(name, *options) as child:
-        out, said = child.communicate(timeout=60)
+        out, said = child.communicate(timeout=100)
         assert child.returncode == 0, said
         assert processes_of(child.pid) == []
         assert directories_of(child.pid) == []
