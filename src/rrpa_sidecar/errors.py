@@ -84,7 +84,7 @@ class LogFull(RRPAError):
 
 
 class ShmFull(RRPAError):
-    """The shared-memory file system has no room left."""
+    """No room for more shared memory: in the file system, or below a memory limit."""
 
 
 class StreamMisuse(RRPAError):

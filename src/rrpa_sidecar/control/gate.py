@@ -8,9 +8,13 @@ from typing import Protocol
 from rrpa_sidecar.control.admission import Budget, Queue
 from rrpa_sidecar.control.engines import Engines
 from rrpa_sidecar.control.requests import shortened
-from rrpa_sidecar.errors import CapacityExhausted, Draining, ModelNotFound, NoEngine
+from rrpa_sidecar.errors import CapacityExhausted, Draining, ModelNotFound, NoEngine, ShmFull
 from rrpa_sidecar.shm.descriptors import check_room
 from rrpa_sidecar.shm.directory import SegmentDirectory
+from rrpa_sidecar.shm.memory import Memory, own_memory
+
+CALL_BYTES = 64 * 1024
+"""Memory of a stream here, besides its request; its tokens are in the engine's."""
 
 
 class Limits(Protocol):
@@ -32,12 +36,18 @@ class Gate:
     """Refuses, or lets pass. Every refusal names its limit."""
 
     def __init__(
-        self, limits: Limits, directory: SegmentDirectory, engines: Engines, queue: Queue
+        self,
+        limits: Limits,
+        directory: SegmentDirectory,
+        engines: Engines,
+        queue: Queue,
+        memory: Memory | None = None,
     ) -> None:
         self._limits = limits
         self._directory = directory
         self._engines = engines
         self._queue = queue
+        self._memory = memory or own_memory()
         self.draining = False
         self.budget = Budget(limits.shm_bytes, limits.stream_bytes)
         self.budget.measure(directory.space().total_bytes)
@@ -57,6 +67,7 @@ class Gate:
             )
         check_room()
         self.check_space()
+        self._check_memory(size_bytes)
         self._check_queue(model, size_bytes)
 
     def check_engine(self) -> None:
@@ -89,6 +100,13 @@ class Gate:
             if not self.evict(self.budget.short_bytes):
                 return False
         return True
+
+    def _check_memory(self, size_bytes: int) -> None:
+        # A request that waits costs about 1.5 times its size.
+        try:
+            self._memory.take(CALL_BYTES + 2 * size_bytes)
+        except ShmFull as exc:
+            raise CapacityExhausted(f"the sidecar is short of memory: {exc}") from exc
 
     def _check_queue(self, model: str, size_bytes: int) -> None:
         has_slot = self._engines.has_room(model)

@@ -12,6 +12,7 @@ from rrpa_sidecar.shm import layout
 from rrpa_sidecar.shm.directory import SegmentDirectory
 from rrpa_sidecar.shm.end import End, pack_end
 from rrpa_sidecar.shm.lease import Lease, bear, pwrite_all
+from rrpa_sidecar.shm.memory import Memory, own_memory
 
 if TYPE_CHECKING:
     from rrpa_sidecar.shm.table import TableWriter
@@ -59,6 +60,7 @@ class LogWriter:
         table: TableWriter | None,
         slot: int,
         clock: Clock,
+        memory: Memory,
     ) -> None:
         self.stream_id = stream_id
         self.committed_bytes = 0
@@ -69,6 +71,8 @@ class LogWriter:
         self._place = None if table is None else (table, slot)
         self._tail = bytes(layout.TAIL_BYTES)
         self._clock = clock
+        self._memory = memory
+        self._granted_bytes = layout.PAGE_BYTES  # `create` asked for them
 
     @classmethod
     def create(
@@ -80,22 +84,26 @@ class LogWriter:
         table: TableWriter | None = None,
         slot: int = 0,
         clock: Clock | None = None,
+        memory: Memory | None = None,
     ) -> Self:
         """Create the log `rrpa_<stream_id>`, locked from its first moment.
 
         stream_bytes: size of the file, header included.
         table, slot: where to say that this log grew; the slot is this log's from now on.
+        memory: what bounds this process's memory; absent: its control groups do.
 
         Raises:
-          ShmFull: no room; nothing is left behind.
+          ShmFull: no room in the directory, or too little memory; nothing is left behind.
           StreamMisuse: the id or the size is illegal, or the log exists already.
         """
         clock = clock or SystemClock()
+        memory = memory or own_memory()
         layout.check_stream_bytes(stream_bytes)
+        memory.take(layout.HEADER_USED_BYTES + layout.PAGE_BYTES)
         name = layout.log_name(stream_id)
         header = log_header(stream_id, stream_bytes, clock.now_ns())
         lease = bear(directory, name, stream_bytes, header)
-        writer = cls(lease, stream_id, stream_bytes, table, slot, clock)
+        writer = cls(lease, stream_id, stream_bytes, table, slot, clock, memory)
         if table is not None:
             table.begin(slot)
         return writer
@@ -117,6 +125,8 @@ class LogWriter:
             end = start + size
             if end > self.capacity_bytes:
                 raise self._full(size)
+            if end > self._granted_bytes:
+                self._enter_pages(end)
             if not start:
                 words[_FIRST_COMMIT] = self._clock.now_ns()
             pwrite_all(lease.directory, lease.fd, token, layout.HEADER_BYTES + start)
@@ -182,6 +192,12 @@ class LogWriter:
     def unlink(self) -> None:
         """Remove the file, before or after closing. A missing file is fine."""
         self._lease.unlink()
+
+    def _enter_pages(self, end: int) -> None:
+        """Ask for memory of the pages up to `end`: at a limit the kernel kills, see `Memory`."""
+        wanted = -(-end // layout.PAGE_BYTES) * layout.PAGE_BYTES
+        self._memory.take(wanted - self._granted_bytes)
+        self._granted_bytes = wanted
 
     def _full(self, wanted: int) -> LogFull:
         return LogFull(
