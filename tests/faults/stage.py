@@ -131,7 +131,7 @@ class Caller:
         self._channel = grpc.insecure_channel(address, options=options)
         self._call = self._channel.unary_stream(STREAM, None, pb.CreateStreamResponse.FromString)
 
-    def call(self, timeout: float = 30, **kwargs: Any) -> Answer:
+    def call(self, timeout: float = 15, **kwargs: Any) -> Answer:
         return Answer(self._call(REQUEST, timeout=timeout, **kwargs))
 
     def close(self) -> None:
