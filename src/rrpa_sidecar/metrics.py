@@ -66,6 +66,10 @@ class Gauges(Protocol):
         """Attached engines."""
         ...
 
+    def stalled_streams(self) -> int:
+        """Streams without progress whose engine lives."""
+        ...
+
     def shm_used_bytes(self) -> int:
         """Budget taken by streams whose file exists or will."""
         ...
@@ -204,9 +208,10 @@ class Totals:
     reclaimed: files removed that nobody owned any more, by kind.
     """
 
-    __slots__ = ("reclaimed", "streams_adopted", "streams_resumed")
+    __slots__ = ("engines_quarantined", "reclaimed", "streams_adopted", "streams_resumed")
 
     def __init__(self) -> None:
+        self.engines_quarantined = 0
         self.streams_resumed = 0
         self.streams_adopted = 0
         self.reclaimed = dict.fromkeys(SEGMENT_KINDS, 0)

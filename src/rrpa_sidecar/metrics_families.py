@@ -37,6 +37,10 @@ TOTALS: dict[str, tuple[str, Callable[[Totals], int]]] = {
         "Streams of an engine's earlier attachment, to this sidecar or another, that go on here.",
         lambda t: t.streams_adopted,
     ),
+    "rrpa_engines_quarantined_total": (
+        "Engines that got no new streams since a file of theirs broke a rule of shm/FORMAT.md.",
+        lambda t: t.engines_quarantined,
+    ),
 }
 
 HISTOGRAMS: dict[str, tuple[str, Callable[[ModelMetrics], Histogram]]] = {
@@ -66,6 +70,10 @@ GAUGES: dict[str, tuple[str, Callable[[Gauges], float]]] = {
     ),
     "rrpa_stream_queue_length": ("Requests that wait for an engine.", lambda g: g.queue_length()),
     "rrpa_active_streams": ("Streams that an engine works on.", lambda g: g.active_streams()),
+    "rrpa_streams_stalled": (
+        "Streams without progress for --stall-timeout whose engine lives: stopped, hung, or busy.",
+        lambda g: g.stalled_streams(),
+    ),
     "rrpa_engines_attached": ("Engines that are attached.", lambda g: g.engines()),
     "rrpa_shm_budget_bytes": (
         "Shared memory that all streams together may use (--shm-bytes).",

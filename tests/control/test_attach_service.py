@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import grpc
 import pytest
@@ -59,10 +59,13 @@ class Served:
     broker: Broker
     directory: PlainDirectory
     path: str
+    all_made: list[FakeEngine] = field(default_factory=list)
+    """Held here: an engine whose table nobody holds is dead."""
 
     def hello(self, **changes: object) -> Hello:
         """Return the Hello of an engine whose table exists in our directory."""
         self.made = FakeEngine(self.broker, self.directory, FakeClock(), ("test",), 2)
+        self.all_made.append(self.made)
         return self.made.hello(**changes)
 
     def open(self, request_id: str = "mine") -> LiveStream:

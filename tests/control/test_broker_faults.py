@@ -14,12 +14,13 @@ from rrpa_sidecar.errors import (
     CorruptLog,
     EngineLost,
     EngineStatus,
+    ModelNotFound,
     NoEngine,
     StreamMisuse,
 )
 from rrpa_sidecar.shm import layout
 from rrpa_sidecar.shm.end import End
-from rrpa_sidecar.status import status_of
+from rrpa_sidecar.status import Code, status_of
 from rrpa_sidecar.stream.events import Data, Finished
 from tests.control.engine import STREAM_BYTES, assert_at_rest, failure, read_all, streams_in
 from tests.harness.limits import too_many_open_files
@@ -227,7 +228,9 @@ def truncate(path: str) -> None:
 
 
 @pytest.mark.parametrize("spoil", [spoil_cursor, truncate])
-def test_corrupt_log_fails_its_own_stream_only_and_stops_the_engine(broker, cast, shm, spoil):
+def test_corrupt_log_fails_its_own_stream_only_and_quarantines_its_engine(
+    broker, cast, shm, metrics, spoil
+):
     engine = cast.engine()
     bad, good = cast.open(), cast.open()
     engine.write(bad, b"0123456789")
@@ -241,17 +244,104 @@ def test_corrupt_log_fails_its_own_stream_only_and_stops_the_engine(broker, cast
     assert engine.cancelled == [bad.stream_id]
     bad.leave()
     assert engine.cancelled == [bad.stream_id]
-    waiting = cast.open()
-    assert waiting.stream.state is State.QUEUED  # the slot's writer still lives
+    assert metrics.totals.engines_quarantined == 1
+    assert not broker.ready
+    with pytest.raises(NoEngine):
+        cast.open()
+    engine.writers[good.stream_id].write(b" and whole")
+    broker.scan()
+    assert read_all(good) == (b" and whole", None)
+    engine.finish(good)
+    assert isinstance(read_all(good)[1], Finished)
+    assert engine.closed == []  # the bad log's writer still lives
     engine.writers[bad.stream_id].close()
     broker.sweep()
-    assert waiting.stream.state is State.SUBMITTED
-    engine.finish(good)
-    engine.finish(waiting)
-    for stream in (good, waiting):
-        stream.leave()
+    (why,) = engine.closed
+    assert status_of(why)[0] is Code.DATA_LOSS
+    assert broker.engines() == 0
+    good.leave()
+    again = cast.engine()
+    clean = cast.open()
+    again.finish(clean)
+    assert isinstance(clean.poll(), Finished)
+    clean.leave()
+    assert metrics.totals.engines_quarantined == 1
+    engine.tidy()
+    broker.sweep()
     assert streams_in(shm) == []
-    assert_at_rest(broker)
+
+
+def test_requests_that_wait_for_a_quarantined_engine_fail_as_retryable(broker, cast, shm):
+    engine = cast.engine(capacity=1)
+    bad, waiting = cast.open(), cast.open()
+    engine.write(bad, b"0123456789")
+    spoil_cursor(f"{shm.path}/rrpa_{bad.stream_id}")
+    broker.sweep()
+    assert isinstance(failure(waiting.poll()), NoEngine)
+
+
+def test_other_engines_of_the_model_go_on_when_one_is_quarantined(broker, cast, shm):
+    first, second = cast.engine(), cast.engine()
+    bad = cast.open()
+    first.write(bad, b"0123456789")
+    spoil_cursor(f"{shm.path}/rrpa_{bad.stream_id}")
+    broker.sweep()
+    streams = [cast.open() for _ in range(2)]
+    assert [each.stream_id for each in second.submitted] == [each.stream_id for each in streams]
+    assert broker.ready
+
+
+def test_log_that_was_removed_before_it_was_seen_is_lost_at_once(broker, cast, shm, clock):
+    engine = cast.engine()
+    for _ in range(2):  # the second time the slot has had a log before
+        lost, other = cast.open(), cast.open()
+        engine.begin(lost.stream_id).write(b"nobody reads this")
+        os.unlink(f"{shm.path}/rrpa_{lost.stream_id}")
+        broker.sweep()
+        error = failure(lost.poll())
+        assert isinstance(error, CorruptLog)
+        assert "removed" in str(error)
+        engine.finish(other)
+        lost.leave()
+        other.leave()
+        broker.sweep()
+        assert engine.closed == []  # its writer still lives
+        engine.obey_cancels()
+        broker.sweep()
+        assert len(engine.closed) == 1
+        engine.tidy()
+        clock.jump_s(1)
+        broker.sweep()
+        assert_at_rest(broker)
+        engine = cast.engine()
+        engine.finish(before := cast.open())
+        before.leave()
+
+
+def test_log_that_is_not_born_yet_is_waited_for(broker, cast, clock):
+    engine = cast.engine(capacity=1)
+    for _ in range(3):  # each time the slot's word is that of the log before
+        stream = cast.open()
+        for _ in range(10):
+            clock.jump_s(1)
+            broker.sweep()
+        assert stream.poll() is None
+        engine.finish(stream)
+        assert isinstance(stream.poll(), Finished)
+        stream.leave()
+
+
+def test_engine_whose_process_is_gone_is_detached_though_its_call_goes_on(broker, cast):
+    """A child that it forked may keep the connection open."""
+    engine = cast.engine()
+    stream = cast.open()
+    engine.write(stream, b"all there is")
+    engine.tidy()
+    broker.sweep()
+    assert broker.engines() == 0
+    got, last = read_all(stream)
+    assert got == b"all there is"
+    assert isinstance(failure(last), EngineLost)
 
 
 @pytest.mark.parametrize("kind", ["link", "directory", "short", "other magic", "fifo"])
@@ -272,7 +362,7 @@ def test_file_that_is_no_log_gives_corrupt_log_and_nothing_outside_is_touched(
     else:
         with open(path, "wb") as file:
             file.truncate(10 if kind == "short" else STREAM_BYTES)
-    engine.table.set(0, 5, False)
+    engine.table.begin(0)
     broker.scan()
     assert isinstance(failure(stream.poll()), CorruptLog)
     assert engine.cancelled == [stream.stream_id]
@@ -280,6 +370,10 @@ def test_file_that_is_no_log_gives_corrupt_log_and_nothing_outside_is_touched(
     broker.sweep()
     assert secret.read_bytes() == b"s" * STREAM_BYTES
     assert os.path.lexists(path)  # not ours, not removed
+    engine.table.set(0, 5, True)
+    broker.sweep()
+    assert isinstance(engine.closed[0], CorruptLog)
+    cast.engine()
     assert cast.open().stream.state is State.SUBMITTED
 
 
@@ -325,17 +419,26 @@ def test_file_that_could_not_be_opened_is_removed_later(broker, cast, shm, clock
     assert_at_rest(broker)
 
 
-def test_engine_that_shortens_its_table_is_expelled_alone(broker, cast, shm, clock, config):
+def test_engine_that_shortens_its_table_is_quarantined_and_its_streams_go_on(broker, cast, shm):
     bad, good = cast.engine("bad"), cast.engine("good")
-    lost, kept = cast.open("bad"), cast.open("good")
-    os.truncate(f"{shm.path}/rrpa_table_{bad.table_id}", 65536)
+    spoiled, kept = cast.open("bad"), cast.open("good")
+    path = f"{shm.path}/rrpa_table_{bad.table_id}"
+    size = os.stat(path).st_size
+    os.truncate(path, 65536)
     good.begin(kept.stream_id).write(b"a")
     broker.scan()
-    assert isinstance(bad.closed[0], CorruptLog)
-    clock.jump_s(config.engine_lost_timeout_s)  # it lives, and might have come back
-    broker.sweep()
-    assert isinstance(failure(lost.poll()), EngineLost)
+    os.truncate(path, size)  # or our own stores would be SIGBUS
+    with pytest.raises(ModelNotFound):
+        cast.open("bad")
     assert read_all(kept) == (b"a", None)
+    bad.begin(spoiled.stream_id).write(b"all of it")
+    broker.sweep()
+    assert read_all(spoiled) == (b"all of it", None)
+    assert bad.closed == []
+    bad.finish(spoiled)
+    broker.sweep()
+    assert isinstance(read_all(spoiled)[1], Finished)
+    assert isinstance(bad.closed[0], CorruptLog)
     assert broker.engines() == 1
 
 

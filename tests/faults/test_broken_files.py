@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from rrpa_sidecar.engine import Engine, Job, attach
+from rrpa_sidecar.engine import Engine, Job, JobCancelled, attach
 from rrpa_sidecar.shm import layout
 from tests.faults.breaking import BREAKS, Break, poke, punch
 from tests.faults.stage import Answer, Caller, needs_root
@@ -92,6 +92,10 @@ class Play:
         assert 10 < len(text) < 200, text
         assert "\n" not in text
         assert text.isprintable(), text
+        if not self.jobs[0].over:
+            eventually(lambda: self.jobs[0].cancelled, what="its engine is told to stop")
+            with pytest.raises(JobCancelled):
+                self.jobs[0].write(b"nobody reads this")
 
     def engine_comes_back_clean(self) -> None:
         def counted() -> bool:
@@ -196,9 +200,10 @@ def test_broken_table_costs_no_byte_and_its_engine_comes_back_clean(play: Play, 
     size = play.table.stat().st_size
     play.say(FIRST, play.jobs)
     play.heard_first()
+    told = play.daemon.stderr.count("corrupt table")
     with play.unseen():
         spoil(play.table)
-    eventually(lambda: "corrupt table" in play.daemon.stderr, what="noticed")
+    eventually(lambda: play.daemon.stderr.count("corrupt table") > told, what="noticed")
     os.truncate(play.table, size)  # or our own stores to the mapping would be SIGBUS
     play.say(SECOND, play.jobs)
     for job in play.jobs:

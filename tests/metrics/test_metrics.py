@@ -62,6 +62,9 @@ class FixedGauges:
     def engines(self) -> int:
         return self.value
 
+    def stalled_streams(self) -> int:
+        return self.value
+
     def shm_used_bytes(self) -> int:
         return self.value
 

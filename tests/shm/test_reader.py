@@ -15,6 +15,7 @@ from rrpa_sidecar.shm.directory import PlainDirectory, SegmentDirectory
 from rrpa_sidecar.shm.end import End
 from rrpa_sidecar.shm.reader import LogReader
 from rrpa_sidecar.shm.writer import LogWriter
+from tests.faults.breaking import punch, regrow
 from tests.harness.limits import too_many_open_files
 from tests.shm.support import SMALL, Ids, path_of, poke, poke_cursor, reader, writer
 
@@ -329,3 +330,24 @@ def test_a_writer_is_gone_only_without_an_end(directory: SegmentDirectory, ids: 
     assert not done_reader.writer_gone()
     lost_reader.close()
     done_reader.close()
+
+
+@pytest.mark.parametrize("how", ["punch", "regrow"])
+def test_hole_among_committed_bytes_is_corrupt_and_a_nul_of_the_writers_is_not(
+    directory: SegmentDirectory, ids: Ids, how: str
+) -> None:
+    made = writer(directory, ids.new())
+    made.write(b"\0" * 4096 + b"x" * 4096 + b"\0" * 4096)
+    read = reader(directory, made.stream_id)
+    committed, _ = read.progress()
+    assert read.read(0, committed) == b"\0" * 4096 + b"x" * 4096 + b"\0" * 4096
+    path = path_of(directory, made.stream_id)
+    if how == "punch":
+        punch(path, layout.HEADER_BYTES + 4096, 4096)
+    else:
+        regrow(path, layout.HEADER_BYTES + 4096)
+    assert read.read(0, 4096) == b"\0" * 4096  # what is still there
+    with pytest.raises(CorruptLog, match="hole"):
+        read.read(4000, 200)
+    read.close()
+    made.close()

@@ -300,7 +300,8 @@ def test_a_tail_with_one_wrong_bit_is_not_believed(bit, token):
     log.raw += token
     wrong = int.from_bytes(log.tail(), "big") ^ 1 << bit
     data = reader.promised(log.word(), 100, wrong.to_bytes(32, "big"))
-    assert data == whole_characters(token, False).data
+    # A NUL may come from a hole; that is for `poll` to find out.
+    assert data == (b"" if 0 in token else whole_characters(token, False).data)
 
 
 def test_the_tail_of_a_later_word_or_of_none_is_not_believed(log):

@@ -48,6 +48,7 @@ from rrpa_sidecar.control.readers import Readers
 from rrpa_sidecar.control.reading import Reading
 from rrpa_sidecar.control.requests import model_of
 from rrpa_sidecar.control.short_way import Moves, NoShortWay, ShortWay
+from rrpa_sidecar.control.stalls import Stalls
 from rrpa_sidecar.control.watch import Watch
 from rrpa_sidecar.errors import (
     CorruptLog,
@@ -84,6 +85,8 @@ class Settings(Limits, Protocol):
 
     @property
     def engine_lost_timeout_s(self) -> float: ...
+    @property
+    def stall_timeout_s(self) -> float: ...
     @property
     def resume_window_s(self) -> float: ...
     @property
@@ -133,8 +136,15 @@ class Broker:
         )
         lost_after_ns = int(config.engine_lost_timeout_s * 1e9)
         self._watch = Watch(
-            directory, config.stream_bytes, lost_after_ns, clock, self._advance, self._show
+            directory,
+            config.stream_bytes,
+            lost_after_ns,
+            clock,
+            self._advance,
+            self._show,
+            self._quarantine,
         )
+        self._stalls = Stalls(int(config.stall_timeout_s * 1e9), self._watch.look)
         self._readers = Readers(self._watch, clock, config.resume_window_s, self._advance)
         self._finder = Finder(
             directory,
@@ -271,7 +281,7 @@ class Broker:
     @property
     def ready(self) -> bool:
         """Whether a new stream has somewhere to go."""
-        return len(self._engines) > 0 and not self._gate.draining
+        return self._engines.serving and not self._gate.draining
 
     # --- For the pump ---------------------------------------------------------------------
 
@@ -306,7 +316,9 @@ class Broker:
         moved = self.scan()
         now_ns = self._clock.now_ns()
         self._dispatch.refuse_late(now_ns)
+        self._detach_dead()
         self._watch.turn()
+        self._stalls.sweep(self._streams.values(), now_ns)
         self._readers.sweep(now_ns)
         self._finder.sweep(now_ns)
         self._kept.sweep(now_ns)
@@ -439,6 +451,9 @@ class Broker:
     def engines(self) -> int:
         return len(self._engines)
 
+    def stalled_streams(self) -> int:
+        return self._stalls.count
+
     def shm_used_bytes(self) -> int:
         return self._budget.taken_bytes
 
@@ -483,7 +498,8 @@ class Broker:
             self._bury(stream, old)
         elif new in OVER and not stream.readings:  # nobody will leave it any more
             self._advance(stream, Step.LEAVE)
-        if freed:
+        if engine is not None and freed:
+            self._let_go(engine)
             self._dispatch.run()
 
     def _bury(self, stream: LiveStream, old: State) -> None:
@@ -506,16 +522,38 @@ class Broker:
         self._adoption.answer(engine, announced)
 
     def _poll_table(self, engine: Engine) -> list[Moves]:
+        if engine.blind:
+            return []
         try:
             return engine.table.poll()
         except CorruptLog as error:
-            self._expel(engine, error)
+            log.error("engine %s has a corrupt table: %s", engine.name, error)
+            engine.blind = True
+            self._quarantine(engine, error)
             return []
 
-    def _expel(self, engine: Engine, error: CorruptLog) -> None:
-        log.error("engine %s has a corrupt table: %s", engine.name, error)
-        engine.link.close(error)
-        self.detach(engine, "its table is corrupt")
+    def _detach_dead(self) -> None:
+        """Let go of engines whose process is gone though a child of theirs keeps the call open."""
+        for engine in self._engines.all():
+            if engine.table.writer_gone():
+                self.detach(engine, "its process is gone")
+
+    def _quarantine(self, engine: Engine, error: CorruptLog) -> None:
+        """Give an engine that has broken a rule nothing more; what it has may end."""
+        if engine.quarantined is not None or not engine.attached:
+            return
+        log.error("engine %s gets no new streams, it has %d", engine.name, len(engine.held()))
+        self._metrics.totals.engines_quarantined += 1
+        self._engines.quarantine(engine, error)
+        self._dispatch.refuse_unserved()
+        self._tell_ready()
+        self._let_go(engine)
+
+    def _let_go(self, engine: Engine) -> None:
+        """End the attachment of a quarantined engine that has no stream left."""
+        if engine.quarantined is not None and engine.attached and not engine.held():
+            engine.link.close(engine.quarantined)
+            self.detach(engine, "a file of its broke a rule")
 
     def _tell_ready(self) -> None:
         if self.ready is not self._ready:

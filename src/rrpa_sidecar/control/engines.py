@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from rrpa_sidecar.control.hello import Offer
-from rrpa_sidecar.errors import StreamMisuse
+from rrpa_sidecar.errors import CorruptLog, StreamMisuse
 
 if TYPE_CHECKING:
     from rrpa_sidecar.control.live import LiveStream
@@ -69,6 +69,11 @@ class Engine:
         self.lost_why = ""
         self.dead = False
         """Nobody holds its table any more; seen only after it was detached."""
+        self.quarantined: CorruptLog | None = None
+        """Why it gets nothing new: a file of its breaks a rule. Its Attach call ends with this once
+        the streams that it has are over, and it may attach again then, with a new table."""
+        self.blind = False
+        """Its table cannot be read any more; sweeps find what its logs hold."""
         self.places: list[object] = [None] * offer.capacity
         """slot → what the front end's short way knows its stream by; None: it is woken."""
         self._by_id: dict[str, LiveStream] = {}
@@ -78,7 +83,7 @@ class Engine:
 
     @property
     def has_room(self) -> bool:
-        return bool(self._free)
+        return bool(self._free) and self.quarantined is None
 
     @property
     def load(self) -> float:
@@ -96,6 +101,7 @@ class Engine:
 
     def take_slot(self, stream: LiveStream) -> int:
         slot = self._free.popleft()
+        stream.turn = self._turn(slot)
         self.streams[slot] = stream
         self._by_id[stream.stream_id] = stream
         return slot
@@ -104,8 +110,16 @@ class Engine:
         """Take in a stream that the engine has already; return its slot, or NO_SLOT."""
         if self._free:
             return self.take_slot(stream)
+        stream.turn = None
         self._by_id[stream.stream_id] = stream
         return NO_SLOT
+
+    def _turn(self, slot: int) -> int | None:
+        # Read now: the log before it was born, whether or not a scan has seen its last words.
+        try:
+            return self.table.turn(slot)
+        except CorruptLog:  # the next scan will say so
+            return None
 
     def free_slot(self, slot: int, stream: LiveStream) -> None:
         held = self._by_id.get(stream.stream_id)
@@ -151,11 +165,25 @@ class Engines:
 
     def remove(self, engine: Engine) -> None:
         del self._engines[engine]
+        if engine.quarantined is None:
+            self._serve_no_more(engine)
+
+    def quarantine(self, engine: Engine, why: CorruptLog) -> None:
+        """Let `engine` serve its models no more; what it has goes on. Once."""
+        engine.quarantined = why
+        self._serve_no_more(engine)
+
+    def _serve_no_more(self, engine: Engine) -> None:
         for model in engine.offer.models:
             serving = self._by_model[model]
             serving.remove(engine)
             if not serving:
                 del self._by_model[model]
+
+    @property
+    def serving(self) -> bool:
+        """Whether one of them would take a stream."""
+        return bool(self._by_model)
 
     def serves(self, model: str) -> bool:
         return model in self._by_model

@@ -59,7 +59,7 @@ class Gate:
         """Raise Draining, NoEngine, ModelNotFound or CapacityExhausted unless it may come in."""
         if self.draining:
             raise Draining("the sidecar is draining; send the request to another one")
-        if not len(self._engines):
+        if not self._engines.serving:
             raise NoEngine("no engine is attached yet; try again shortly")
         if not self._engines.serves(model):
             raise ModelNotFound(

@@ -49,6 +49,7 @@ class LiveStream:
 
     timing: of the call that asked for it.
     readings: those who read it now, in the order in which they came.
+    turn: of the slot before this stream had it; None: not known, or it has no slot.
     word: of the slot, as the last scan that woke this stream saw it.
     log: open until the stream is GONE.
     last: all that readers get of a stream that has no log.
@@ -83,6 +84,7 @@ class LiveStream:
         "stream_id",
         "ticket",
         "timing",
+        "turn",
         "unclaimed",
         "word",
     )
@@ -109,6 +111,7 @@ class LiveStream:
         self.ticket: Ticket | None = None
         self.engine: Engine | None = None
         self.slot = -1
+        self.turn: int | None = None
         self.word = 0
         self.log: LogReader | None = None
         self.progress: Progress | None = None

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 
 from rrpa_sidecar.clock import Clock
+from rrpa_sidecar.control.engines import Engine
 from rrpa_sidecar.control.lifecycle import State, Step
 from rrpa_sidecar.control.live import Advance, LiveStream
 from rrpa_sidecar.control.rotation import Rotation
@@ -14,6 +15,7 @@ from rrpa_sidecar.shm import layout
 from rrpa_sidecar.shm.directory import SegmentDirectory
 from rrpa_sidecar.shm.reader import LogReader
 from rrpa_sidecar.shm.reclaim import Reclaim, reclaim
+from rrpa_sidecar.shm.segment import probe_unlocked
 from rrpa_sidecar.stream.progress import Progress
 
 log = logging.getLogger(__name__)
@@ -45,14 +47,19 @@ class Watch:
         clock: Clock,
         advance: Advance,
         show: Callable[[LiveStream], None],
+        quarantine: Callable[[Engine, CorruptLog], None],
     ) -> None:
-        """show: called when a stream's log was seen, for readers that have waited for it."""
+        """
+        show: called when a stream's log was seen, for readers that have waited for it.
+        quarantine: called with the engine whose log breaks a rule.
+        """
         self._directory = directory
         self._stream_bytes = stream_bytes
         self._lost_after_ns = lost_after_ns
         self._clock = clock
         self._advance = advance
         self._show = show
+        self._quarantine = quarantine
         self.starving = False
         """Too many files are open, and the log says so already."""
         self._unread: dict[LiveStream, None] = {}
@@ -147,8 +154,12 @@ class Watch:
                 stream_bytes=None if stream.adopted else self._stream_bytes,
                 owner=stream.engine.table.owner,
             )
-        except SegmentMissing:
-            return False
+        except SegmentMissing as error:
+            if not _was_born(stream):
+                return False
+            removed = CorruptLog(f"{error}, and it had begun; somebody has removed it")
+            self._break(stream, removed, removed)
+            return True
         except CapacityExhausted as error:  # its bytes wait in the log, and nothing is lost
             if not self.starving:
                 log.error("streams wait unread: %s", error)
@@ -189,15 +200,22 @@ class Watch:
         return self._look_at_log(stream)
 
     def _look_for_writer(self, stream: LiveStream) -> bool:
-        """See whether the writer of a corrupt log is gone; if so, so is the file."""
+        """See whether the writer of a corrupt log is gone."""
+        if not self._has_no_writer(stream):
+            return False
+        self._advance(stream, Step.WRITER_GONE)
+        return True
+
+    def _has_no_writer(self, stream: LiveStream) -> bool:
+        if stream.log is not None:  # its name may be another file's by now
+            return probe_unlocked(stream.log.fd)
         try:
             outcome = reclaim(self._directory, layout.log_name(stream.stream_id))
         except OSError:  # too many files are open
             return False
-        if outcome is Reclaim.HELD:
-            return False
-        self._advance(stream, Step.WRITER_GONE)
-        return True
+        if outcome in (Reclaim.MISSING, Reclaim.FOREIGN):  # which says nothing about the writer
+            return _says_ended(stream)
+        return outcome is not Reclaim.HELD
 
     def _look_for_last_bytes(self, stream: LiveStream) -> bool:
         """See whether a lost engine's log will not grow any more."""
@@ -247,6 +265,24 @@ class Watch:
         log.error("stream %s: corrupt log: %s", stream.stream_id, error)
         stream.corrupt = stream.settled = True
         self._advance(stream, Step.BREAK, last)
+        if stream.engine is not None:
+            self._quarantine(stream.engine, error)
+
+
+def _was_born(stream: LiveStream) -> bool:
+    """Whether the table says that the log of a stream's slot is another than before it came."""
+    engine = stream.engine
+    if engine is None or engine.blind or stream.turn is None:
+        return False
+    return engine.table.last_turn(stream.slot) != stream.turn
+
+
+def _says_ended(stream: LiveStream) -> bool:
+    """Whether the table says that a stream's writer has ended it, or can say nothing about it."""
+    engine = stream.engine
+    if engine is None or engine.blind or stream.turn is None:
+        return True
+    return _was_born(stream) and engine.table.word(stream.slot)[1]
 
 
 def _progress_of(stream: LiveStream) -> Progress:

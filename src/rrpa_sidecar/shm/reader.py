@@ -120,7 +120,7 @@ class LogReader:
         Only bytes that `progress` has reported; it is not called here.
 
         Raises:
-          CorruptLog: the file became shorter.
+          CorruptLog: the file became shorter, or has a hole there.
           StreamMisuse: `position` is negative or beyond the cursor.
         """
         size = self._committed - position
@@ -130,7 +130,11 @@ class LogReader:
             size = limit
         if size <= 0:
             return b""
-        return read_exactly(self.fd, size, layout.HEADER_BYTES + position, self._name)
+        at = layout.HEADER_BYTES + position
+        data = read_exactly(self.fd, size, at, self._name)
+        if 0 in data:  # it may be one of the writer's; text has none
+            self._check_written(at, size)
+        return data
 
     def first_commit_ns(self) -> int | None:
         """Return the writer's CLOCK_MONOTONIC just before its first byte, as last polled."""
@@ -142,8 +146,11 @@ class LogReader:
         After True, `progress` once more and `read` to the cursor: that is all there will be.
 
         Raises:
-          CorruptLog: the header breaks a rule.
+          CorruptLog: the header breaks a rule, or the file became shorter.
         """
+        size = os.fstat(self.fd).st_size
+        if size < layout.HEADER_BYTES + self.capacity_bytes:  # it may grow again before we read
+            raise CorruptLog(f"{self._name} has {size} bytes, fewer than before; truncated")
         if self._end is not None or not probe_unlocked(self.fd):
             return False
         # The lock is free, so nobody stores any more: what is there now is final.
@@ -162,6 +169,18 @@ class LogReader:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+    def _check_written(self, at: int, size: int) -> None:
+        """See that no part of these committed bytes is a hole: nobody wrote those zeros."""
+        try:
+            hole = os.lseek(self.fd, at, os.SEEK_HOLE)
+        except OSError:  # ENXIO: since the read, the file has ended before `at`
+            hole = at
+        if hole < at + size:
+            raise CorruptLog(
+                f"{self._name} has a hole at {hole}, among its committed bytes; somebody punched or"
+                " truncated it"
+            )
 
     def _poll(self) -> bytes:
         return read_exactly(self.fd, _POLL.size, layout.CURSOR_OFFSET, self._name)

@@ -243,6 +243,19 @@ class TableReader:
         word = struct.unpack_from("<Q", self._last, slot * 8)[0]
         return word >> 1 & layout.WORD_COMMITTED_MASK, bool(word & 1)
 
+    def turn(self, slot: int) -> int:
+        """Return how many logs have had `slot`, modulo 65,536, as its word says now.
+
+        Raises:
+          CorruptLog: the file became shorter.
+        """
+        at = layout.HEADER_BYTES + slot * 8
+        return _turn_of(struct.unpack("<Q", read_exactly(self._fd, 8, at, self._name))[0])
+
+    def last_turn(self, slot: int) -> int:
+        """Return the same as the last poll saw it."""
+        return _turn_of(struct.unpack_from("<Q", self._last, slot * 8)[0])
+
     def writer_gone(self) -> bool:
         """Whether nobody holds the table's lease: the engine's process is gone."""
         return probe_unlocked(self._fd)
@@ -252,3 +265,7 @@ class TableReader:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _turn_of(word: int) -> int:
+    return word >> layout.WORD_TURN_SHIFT

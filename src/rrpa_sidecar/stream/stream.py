@@ -134,7 +134,7 @@ class StreamReader:
                 raw = pread(self._fd, size, at)
             except OSError:
                 return b""
-            if len(raw) != size:
+            if len(raw) != size or 0 in raw:  # `poll` sees whether a hole is what it came from
                 return b""
         if raw.isascii():  # so no byte was held
             self.offset += size
