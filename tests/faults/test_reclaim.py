@@ -48,6 +48,7 @@ class Foreign:
         (path / "sem.other").write_bytes(b"another product's")
         (path / f"rrpa_{secrets.token_hex(16)}").write_bytes(b"has our name, and no more of ours")
         (path / f"rrpa_table_{secrets.token_hex(16)}").symlink_to("/etc/hostname")
+        (path / f"rrpa_table_{secrets.token_hex(16)}").write_bytes(b"no table of ours")
         (path / "rrpa_notes.txt").touch()
         os.mkfifo(path / f"rrpa_tmp_{secrets.token_hex(16)}_1")
         self.log = LogWriter.create(directory, secrets.token_hex(16), stream_bytes=STREAM_BYTES)
@@ -143,7 +144,7 @@ def test_two_sidecars_clean_one_directory_while_both_serve(shared: Path, foreign
             puppet.do("finish", job=job)
             assert call.outcome()[:2] == (b"token " * count, "OK")
         names = eventually(
-            lambda: [] if len(list(shared.iterdir())) > 7 + 2 else ["few"], what="all is removed"
+            lambda: [] if len(list(shared.iterdir())) > 8 + 2 else ["few"], what="all is removed"
         )
         assert names
         foreign.assert_untouched()
@@ -167,7 +168,7 @@ def test_sidecar_that_is_killed_while_it_cleans_leaves_the_rest_to_the_next(
         left = len(os.listdir(shared))
     finally:
         daemon.stop(signal.SIGKILL)
-    assert left > 1000 + 7, "it was killed in the middle"
+    assert left > 1000 + 8, "it was killed in the middle"
     foreign.assert_untouched()
     with Daemon(shm_dir=shared, **SETTINGS):
         foreign.assert_alone()
