@@ -21,7 +21,6 @@ import pytest
 
 from tests.faults.stage import Caller, Puppet, caller_of, needs_root, prefixed, small_tmpfs
 from tests.harness.processes import Daemon, ProcessFailed, eventually
-from tests.shm.support import exit_of, fork
 
 GROUP = 12000
 SIDECAR, ENGINE, OUTSIDER = 12001, 12002, 12003
@@ -78,26 +77,26 @@ def served(
     daemon.folder.chmod(0o750)
     prefixed(daemon, [*inside, *as_user(SIDECAR)])
     with daemon, caller_of(daemon) as caller:
-        with Puppet(daemon, prefix=[*inside, *as_user(ENGINE)]) as puppet:
-            eventually(lambda: puppet.do("serving"), what="attached")
-            yield daemon, puppet, caller
-        assert puppet.returncode == 0, puppet.said()
-        if namespaces:
-            stop_inside(daemon)
+        try:
+            with Puppet(daemon, prefix=[*inside, *as_user(ENGINE)]) as puppet:
+                eventually(lambda: puppet.do("serving"), what="attached")
+                yield daemon, puppet, caller
+            assert puppet.returncode == 0, puppet.said()
+        finally:
+            if namespaces:
+                stop_inside(daemon)
     assert daemon.returncode == 0, daemon.said()
 
 
-def refused_to(uid: int, gid: int, path: Path, flags: int) -> bool:
-    """Whether a user may not open `path` so."""
+READ, WRITE = 'exec cat "$0"', ': >> "$0"'
 
-    def attempt() -> None:
-        os.setgroups([])
-        os.setgid(gid)
-        os.setuid(uid)
-        with pytest.raises(PermissionError):
-            os.open(path, flags)
 
-    return exit_of(fork(attempt)) == 0
+def refused_to(uid: int, gid: int, path: Path, how: str) -> bool:
+    """Whether a user may not read or write `path`."""
+    argv = [*as_user(uid, gid), "sh", "-c", how, str(path)]
+    ran = subprocess.run(argv, capture_output=True, check=False)
+    assert ran.returncode == 0 or b"Permission denied" in ran.stderr, ran.stderr
+    return ran.returncode != 0
 
 
 @pytest.mark.parametrize("namespaces", [False, True], ids=["one namespace", "apart"])
@@ -116,12 +115,12 @@ def test_two_users_of_one_group_stream_and_nobody_else_can_read_or_write(
             found = path.stat()
             assert (found.st_uid, found.st_gid) == (ENGINE, GROUP)
             assert stat.S_IMODE(found.st_mode) == 0o640
-            for flags in (os.O_RDONLY, os.O_WRONLY):
-                assert refused_to(OUTSIDER, OUTSIDER, path, flags)
-            assert refused_to(SIDECAR, GROUP, path, os.O_WRONLY)
-            assert not refused_to(SIDECAR, GROUP, path, os.O_RDONLY)
+            for how in (READ, WRITE):
+                assert refused_to(OUTSIDER, OUTSIDER, path, how)
+            assert refused_to(SIDECAR, GROUP, path, WRITE)
+            assert not refused_to(SIDECAR, GROUP, path, READ)
         shared.chmod(0o2770)
-        assert refused_to(OUTSIDER, OUTSIDER, files[0], os.O_RDONLY)
+        assert refused_to(OUTSIDER, OUTSIDER, files[0], READ)
         puppet.do("finish", job=job)
         assert call.outcome()[:2] == (b"", "OK")
         eventually(lambda: len(list(shared.iterdir())) == 1, what="the sidecar removes the log")
@@ -161,9 +160,11 @@ def test_killed_engine_of_another_user_and_namespace_is_noticed_and_its_files_go
             (job,) = puppet.take()
             puppet.write(job, b"committed")
             puppet.kill()  # --kill-child takes the engine with it
-        assert call.outcome()[:2] == (b"committed", "UNAVAILABLE")
-        eventually(lambda: list(shared.iterdir()) == [], what="nothing of it stays")
-        stop_inside(daemon)
+        try:
+            assert call.outcome()[:2] == (b"committed", "UNAVAILABLE")
+            eventually(lambda: list(shared.iterdir()) == [], what="nothing of it stays")
+        finally:
+            stop_inside(daemon)
 
 
 @needs_root
