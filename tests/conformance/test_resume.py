@@ -28,7 +28,7 @@ from tests.conformance.conftest import DOORS, FRONT_ENDS, MIB
 from tests.harness.processes import Stack, eventually
 
 WINDOW_S = 0.5
-SHM_TIMEOUT_S = 1.5
+SHM_TIMEOUT_S = 3.0
 RESUMABLE = [("x-resumable", "1")]
 UNKNOWN = "0123456789abcdef" * 2
 
