@@ -26,8 +26,8 @@ STOPPED_S = 1.5
 WORD = b"word "
 
 SILENT = replay([WORD], delay_s=60)
-SPEAKING = replay([WORD], repeat=100_000, between_s=0.01)
-LONG = replay([WORD], repeat=40, between_s=0.01)
+SPEAKING = replay([WORD], repeat=100_000, between_s=0.02)
+LONG = replay([WORD], repeat=60, between_s=0.04)
 LATE = replay([WORD], repeat=5, delay_s=1.0)
 
 
@@ -79,7 +79,7 @@ def test_streams_of_an_engine_that_is_gone_fail_within_a_second_of_its_lease_wit
             assert "no engine" in answer.text
     with engine(stack), Streams(daemon.grpc_address, [LONG]) as served:
         (answer,) = served.result()
-        assert (answer.code, answer.data) == ("OK", WORD * 40)
+        assert (answer.code, answer.data) == ("OK", WORD * 60)
     eventually(lambda: not list(daemon.shm_dir.glob("rrpa_*")), what="no file is left")
 
 
@@ -113,4 +113,4 @@ def test_a_stopped_engine_loses_nothing_and_goes_on_where_it_was(stack: Stack, b
             stopped.signal(signal.SIGCONT)
             answers = streams.result()
     assert {(answer.code, answer.complete) for answer in answers} == {("OK", True)}
-    assert {answer.data for answer in answers} == {WORD * (40 if begun else 5)}
+    assert {answer.data for answer in answers} == {WORD * (60 if begun else 5)}
