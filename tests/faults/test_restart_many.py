@@ -145,7 +145,8 @@ def test_a_sidecar_that_is_killed_under_128_streams_costs_nobody_a_byte_and_serv
     assert wrong == []
     assert len(reads) >= CLIENTS
     assert calls >= CLIENTS * (1 + len(faults) / 2), "their calls did break"
-    assert {read.code for read in reads} == {"OK"}
+    # While there is no sidecar, a call that would begin a stream is refused.
+    assert {read.code for read in reads if read.stream_id} == {"OK"}
     # Of few kills one may fall into a moment in which others have the machine.
     assert (statistics.median(ratios) if len(ratios) >= MANY else min(ratios)) < LIMIT
     eventually(lambda: daemon.segments() == [], 15, "no file is left")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import secrets
 import struct
@@ -76,6 +77,9 @@ def fork(work: Callable[[], object]) -> int:
     if pid:
         return pid
     code = 1
+    # What pytest's process has collected of gRPC's must not be finalized here, where none of its
+    # threads are: a collection in the child would hang.
+    gc.freeze()
     try:
         work()
         code = 0
