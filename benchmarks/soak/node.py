@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
@@ -37,11 +38,21 @@ SETTINGS: dict[str, Any] = {
 }
 CAPACITY = "24"
 LONG, LASTS_S, PACE_S = 0.33, 8.0, 0.04
+CLONE_NEWNS = 0x20000
 TMPFS_BYTES = 96 * 1024 * 1024
 
 
 def tmpfs(stack: ExitStack, path: Path) -> bool:
-    """Mount a small file system of memory at `path`, which only root may. Returns whether it is."""
+    """Mount a small file system of memory at `path`, which only root may. Returns whether it is.
+
+    It is seen by this process and its children alone, so it goes with the last of them, killed or
+    not.
+    """
+    if ctypes.CDLL(None).unshare(CLONE_NEWNS):
+        return False
+    private = subprocess.run(["mount", "--make-rprivate", "/"], capture_output=True, check=False)
+    if private.returncode:
+        return False
     path.mkdir()
     argv = ["mount", "-t", "tmpfs", "-o", f"size={TMPFS_BYTES},mode=0770", "tmpfs", str(path)]
     if subprocess.run(argv, capture_output=True, check=False).returncode:
