@@ -540,6 +540,24 @@ def test_a_transport_without_room_gets_nothing_the_short_way(room: int) -> None:
     assert step.texts() == [b"first next"] * 2
 
 
+def test_a_token_that_found_no_room_leaves_before_the_backlogs_of_others() -> None:
+    step = Steps(4)
+    step.scan([b"first"] * 4)
+    step.batch()
+    step.room = 0
+    for way in step.ways[:3]:
+        way.log.raw += b"x" * 40_000
+    for out in step.outs[:3]:
+        step.sender.mark(out)
+    step.scan([b"", b"", b"", b" next"])
+    step.order.clear()
+    step.batch()
+    assert step.order[0] == step.outs[3].stream_id
+    while step.batch():
+        pass
+    assert step.texts() == [b"first" + b"x" * 40_000] * 3 + [b"first next"]
+
+
 @pytest.mark.parametrize("left", [SHORT_WINDOW_BYTES, SHORT_WINDOW_BYTES + 1])
 def test_tokens_go_the_short_way_only_while_the_connections_window_surely_takes_them(
     left: int,

@@ -36,6 +36,7 @@ class Sender:
         """on_end: called when everything of an answer but its trailers is in the batch."""
         self._h2 = h2
         self._on_end = on_end
+        self._urgent: list[Outgoing] = []
         self._ready: list[Outgoing] = []
         self._parts: list[bytes] = [b""]
         """The next batch: a place for what h2 has to say, then heads and tokens in turn."""
@@ -51,13 +52,23 @@ class Sender:
         """Whether another batch would hold something, if the transport takes it."""
         if len(self._parts) > 1:
             return True
-        return bool(self._ready) and self._h2.outbound_flow_control_window > 0
+        waits = self._urgent or self._ready
+        return bool(waits) and self._h2.outbound_flow_control_window > 0
 
     def mark(self, out: Outgoing) -> None:
         """Say that `out` may have something new, or window. Cheap, and harmless if not so."""
         if not out.queued and not out.gone:
             out.queued = True
             self._ready.append(out)
+
+    def mark_urgent(self, out: Outgoing) -> None:
+        """As `mark`, for one that had sent all it had: its token goes before others' backlogs.
+
+        Behind 46 backlogs it waited for 0.7 MB of them, 3 ms.
+        """
+        if not out.queued and not out.gone:
+            out.queued = True
+            self._urgent.append(out)
 
     def drop(self, out: Outgoing) -> None:
         """Forget an answer whose caller is gone: its log may be closed from now on."""
@@ -109,8 +120,9 @@ class Sender:
         parts[0] = h2.data_to_send()
         window = h2.outbound_flow_control_window
         enough = max(window - BATCH_BYTES, 0)
-        while self._ready and window > enough:
-            turns = iter(self._ready[:])
+        while (self._urgent or self._ready) and window > enough:
+            turns = iter(self._urgent + self._ready)
+            self._urgent.clear()
             self._ready.clear()
             for out in turns:
                 if window <= enough:

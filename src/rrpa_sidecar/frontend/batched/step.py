@@ -102,7 +102,10 @@ class Step:
                 n_bytes += size
             else:
                 out.word = word
-                sender.mark(out)
+                if reader is not None and credit <= 0:
+                    sender.mark_urgent(out)
+                else:
+                    sender.mark(out)
         if counters is not None:
             counters.frames_alike(frames, n_bytes, (now_ns - since_ns) / 1e9)
         return others
