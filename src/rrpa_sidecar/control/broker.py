@@ -19,19 +19,17 @@ import logging
 import math
 import secrets
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Protocol
 
 from rrpa_sidecar.clock import Clock
 from rrpa_sidecar.control.admission import Queue
 from rrpa_sidecar.control.adoption import Adoption
-from rrpa_sidecar.control.announced import check
+from rrpa_sidecar.control.attachments import Attachments
 from rrpa_sidecar.control.burial import Burial
 from rrpa_sidecar.control.dispatch import Dispatch
 from rrpa_sidecar.control.engines import Engine, EngineLink, Engines, ModelInfo
 from rrpa_sidecar.control.finding import Finder
 from rrpa_sidecar.control.gate import Gate, Limits
-from rrpa_sidecar.control.hello import check_hello
 from rrpa_sidecar.control.kept import KeptStreams
 from rrpa_sidecar.control.leftovers import Leftovers
 from rrpa_sidecar.control.lifecycle import (
@@ -47,6 +45,7 @@ from rrpa_sidecar.control.orphans import Orphans
 from rrpa_sidecar.control.readers import Readers
 from rrpa_sidecar.control.reading import Reading
 from rrpa_sidecar.control.requests import model_of
+from rrpa_sidecar.control.resuming import CANCELLED, Resuming
 from rrpa_sidecar.control.short_way import Moves, NoShortWay, ShortWay
 from rrpa_sidecar.control.stalls import Stalls
 from rrpa_sidecar.control.watch import Watch
@@ -54,30 +53,21 @@ from rrpa_sidecar.errors import (
     CorruptLog,
     DeadlinePassed,
     Draining,
-    EngineLost,
     EngineStatus,
     RRPAError,
 )
 from rrpa_sidecar.metrics import Metrics
 from rrpa_sidecar.pb.engine_pb2 import Hello, OpenStream
-from rrpa_sidecar.shm import layout
 from rrpa_sidecar.shm.directory import SegmentDirectory
-from rrpa_sidecar.shm.reclaim import Reclaim
 from rrpa_sidecar.status import Code
 from rrpa_sidecar.stream.events import Finished
-from rrpa_sidecar.stream.seek import beyond
-from rrpa_sidecar.stream.stream import REASON_CANCELLED
 
 __all__ = ["Broker", "Labels", "LiveStream", "ModelInfo", "Reading", "Timing"]
 
 log = logging.getLogger(__name__)
 
-BEFORE_ITS_LOG = frozenset({State.QUEUED, State.SUBMITTED, State.STOPPING})
-"""States in which a stream without a log has no byte, for certain."""
 OVER = frozenset({State.ENDED, State.CORRUPT})
 """States in which only readers are waited for."""
-CANCELLED = Finished(0, REASON_CANCELLED, None, 0, 0, 0)
-"""The end of a stream that was stopped before it had a log."""
 
 
 class Settings(Limits, Protocol):
@@ -156,7 +146,7 @@ class Broker:
             config.max_open_calls,
             self._advance,
         )
-        self._adoption = Adoption(
+        adoption = Adoption(
             directory,
             self._streams,
             self._finder,
@@ -167,6 +157,22 @@ class Broker:
             config.stream_bytes,
             metrics.totals,
             self._advance,
+        )
+        self._attachments = Attachments(
+            directory,
+            self._engines,
+            self._gate,
+            self._dispatch,
+            adoption,
+            self._watch,
+            self._leftovers,
+            metrics,
+            clock,
+            self._advance,
+            self._changed,
+        )
+        self._resuming = Resuming(
+            self._finder, self._readers, self._watch, metrics, clock, self._advance
         )
         self._orphans = Orphans(
             directory,
@@ -215,22 +221,7 @@ class Broker:
         """
         if self._gate.draining:
             raise Draining("the sidecar is draining; resume the stream shortly")
-        stream = self._finder.find(stream_id, wait=True)
-        timing, meter = Timing(self._clock.now_ns()), self._metrics.model(stream.model)
-        reading = Reading(self, stream, labels, timing, meter, offset)
-        self._readers.join(reading)
-        self._finder.look_at_found(stream)
-        self._watch.look_for_end(stream)
-        if stream.last is not None:
-            stream.tell_last(reading)
-        elif stream.progress is not None:
-            self._readers.place(reading)
-        elif offset and not self._watch.starving and stream.state in BEFORE_ITS_LOG:
-            reading.refuse(beyond(offset, 0))
-        if reading.beyond is not None:
-            reading.leave()
-            raise reading.beyond
-        self._metrics.totals.streams_resumed += 1
+        reading = self._resuming.resume(self, stream_id, offset, labels)
         self._tell_busy()
         return reading
 
@@ -242,17 +233,7 @@ class Broker:
         """
         if stream_id in self._kept:
             return
-        stream = self._finder.find(stream_id, wait=False)
-        self._finder.look_at_found(stream)
-        self._watch.look_for_end(stream)
-        if stream.state in GENERATES:
-            self._advance(stream, Step.STOP)
-        elif stream.state is State.QUEUED:
-            self._advance(stream, Step.REFUSE, CANCELLED)
-        elif stream.state in (State.LOSING, State.FOUND, State.AWAITED):
-            stream.stop_wanted = True
-            if not stream.readings:
-                self._readers.miss(stream)
+        self._resuming.cancel(stream_id)
         self._tell_busy()
 
     def polled(self, stream: LiveStream) -> None:
@@ -316,7 +297,7 @@ class Broker:
         moved = self.scan()
         now_ns = self._clock.now_ns()
         self._dispatch.refuse_late(now_ns)
-        self._detach_dead()
+        self._attachments.detach_dead()
         self._watch.turn()
         self._stalls.sweep(self._streams.values(), now_ns)
         self._readers.sweep(now_ns)
@@ -374,22 +355,7 @@ class Broker:
         Raises:
           Draining, CapacityExhausted, InvalidRequest, AttachRefused
         """
-        self._gate.check_engine()
-        offer = check_hello(hello, self._directory)
-        engine = Engine(offer, link)
-        self._engines.add(engine)
-        for model in offer.models:
-            self._metrics.add_model(model)
-        models = ",".join(offer.models)
-        log.info(
-            "engine %s attached: models %s, capacity %d, build %a",
-            *(offer.name, models, offer.capacity, offer.build),
-        )
-        self._take_in(engine, announced)
-        self._tell_ready()
-        self._tell_busy()
-        self._dispatch.run()
-        return engine
+        return self._attachments.attach(hello, link, announced)
 
     def announce(self, engine: Engine, announced: Sequence[OpenStream]) -> None:
         """Take in streams of earlier attachments that an attached engine announces later.
@@ -397,10 +363,7 @@ class Broker:
         Raises:
           InvalidRequest: one breaks a rule of engine.proto; none is taken in.
         """
-        check(announced, lambda stream_id: engine.stream(stream_id) is not None)
-        self._take_in(engine, announced)
-        self._tell_busy()
-        self._dispatch.run()
+        self._attachments.announce(engine, announced)
 
     def rejected(self, engine: Engine, stream_id: str, code: int, message: str) -> None:
         """End a stream that `engine` will not begin. Ids of streams it does not hold are ignored.
@@ -417,28 +380,7 @@ class Broker:
 
     def detach(self, engine: Engine, why: str) -> None:
         """Let go of an engine whose Attach call ended. May be called again, without effect."""
-        if not engine.attached:
-            return
-        engine.attached = False
-        engine.lost_ns = self._clock.now_ns()
-        engine.lost_why = f"engine {engine.name} was lost ({why})"
-        self._engines.remove(engine)
-        for model in engine.offer.models:
-            self._metrics.remove_model(model)
-        streams = engine.held()
-        log.info("engine %s detached: %s; it had %d streams", engine.name, why, len(streams))
-        for stream in streams:
-            self._advance(stream, Step.ENGINE_GONE)
-        engine.table.close()
-        self._leftovers.add(layout.table_name(engine.offer.table_id), partial(_died, engine))
-        self._leftovers.add_unborn()
-        for stream in streams:
-            if stream.state is State.LOSING:
-                self._watch.look(stream)
-        self._dispatch.refuse_unserved()
-        self._tell_ready()
-        self._tell_busy()
-        self._dispatch.run()
+        self._attachments.detach(engine, why)
 
     # --- Gauges: read by the metrics' thread ----------------------------------------------
 
@@ -499,7 +441,7 @@ class Broker:
         elif new in OVER and not stream.readings:  # nobody will leave it any more
             self._advance(stream, Step.LEAVE)
         if engine is not None and freed:
-            self._let_go(engine)
+            self._attachments.let_go(engine)
             self._dispatch.run()
 
     def _bury(self, stream: LiveStream, old: State) -> None:
@@ -515,12 +457,6 @@ class Broker:
         if self.seeking:
             self._tell_busy()
 
-    def _take_in(self, engine: Engine, announced: Sequence[OpenStream]) -> None:
-        for old in self._adoption.stale(engine, announced):
-            old.link.close(EngineLost("the engine has attached again"))
-            self.detach(old, "it attached again")
-        self._adoption.answer(engine, announced)
-
     def _poll_table(self, engine: Engine) -> list[Moves]:
         if engine.blind:
             return []
@@ -529,31 +465,15 @@ class Broker:
         except CorruptLog as error:
             log.error("engine %s has a corrupt table: %s", engine.name, error)
             engine.blind = True
-            self._quarantine(engine, error)
+            self._attachments.quarantine(engine, error)
             return []
 
-    def _detach_dead(self) -> None:
-        """Let go of engines whose process is gone though a child of theirs keeps the call open."""
-        for engine in self._engines.all():
-            if engine.table.writer_gone():
-                self.detach(engine, "its process is gone")
-
     def _quarantine(self, engine: Engine, error: CorruptLog) -> None:
-        """Give an engine that has broken a rule nothing more; what it has may end."""
-        if engine.quarantined is not None or not engine.attached:
-            return
-        log.error("engine %s gets no new streams, it has %d", engine.name, len(engine.held()))
-        self._metrics.totals.engines_quarantined += 1
-        self._engines.quarantine(engine, error)
-        self._dispatch.refuse_unserved()
-        self._tell_ready()
-        self._let_go(engine)
+        self._attachments.quarantine(engine, error)
 
-    def _let_go(self, engine: Engine) -> None:
-        """End the attachment of a quarantined engine that has no stream left."""
-        if engine.quarantined is not None and engine.attached and not engine.held():
-            engine.link.close(engine.quarantined)
-            self.detach(engine, "a file of its broke a rule")
+    def _changed(self) -> None:
+        self._tell_ready()
+        self._tell_busy()
 
     def _tell_ready(self) -> None:
         if self.ready is not self._ready:
@@ -564,8 +484,3 @@ class Broker:
     def _tell_busy(self) -> None:
         if self.on_busy is not None:
             self.on_busy()
-
-
-def _died(engine: Engine, outcome: Reclaim) -> None:
-    """Take note that nobody held a detached engine's table any more."""
-    engine.dead = True
