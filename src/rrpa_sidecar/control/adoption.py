@@ -139,7 +139,7 @@ class Adoption:
 
     def _look(self, stream: LiveStream, begun: bool) -> None:
         """See how far the stream has come meanwhile; it may be over."""
-        if stream.stop_wanted:
+        if stream.stop_wanted and stream.state in GENERATES:  # its readers may be gone meanwhile
             self._advance(stream, Step.STOP)
         self._watch.look(stream)
         if begun and stream.state is State.SUBMITTED and not self._watch.starving:

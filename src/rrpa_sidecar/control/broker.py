@@ -458,7 +458,7 @@ class Broker:
             self._tell_busy()
 
     def _poll_table(self, engine: Engine) -> list[Moves]:
-        if engine.blind:
+        if engine.blind or not engine.attached:  # who was told of one stream may end another's
             return []
         try:
             return engine.table.poll()

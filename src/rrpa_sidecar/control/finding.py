@@ -100,9 +100,9 @@ class Finder:
 
     def sweep(self, now_ns: int) -> None:
         """Wait no more for what no engine has announced in time."""
-        if self._awaited and now_ns >= self._await_until_ns:
-            for stream in list(self._awaited):
-                self._advance(stream, Step.REFUSE, _not_found(stream.stream_id))
+        while self._awaited and now_ns >= self._await_until_ns:
+            stream = next(iter(self._awaited))  # who is told of one may leave others
+            self._advance(stream, Step.REFUSE, _not_found(stream.stream_id))
 
     def _remembered(self, stream_id: str, wait: bool) -> LiveStream:
         kept = self._kept.peek(stream_id)

@@ -110,6 +110,8 @@ class Readers:
             return
 
     def _seek(self, reading: Reading, seeker: Seeker) -> None:
+        if reading.left:  # by who was told of another one
+            return
         try:
             reader = seeker.advance(SEEK_BYTES)
         except OffsetOutOfRange as error:

@@ -181,16 +181,15 @@ class Watch:
         if self._refresh(stream):
             stream.wake()
             return True
-        if not stream.caught_up:
+        if gone:
+            progress.lose(GIVEN_UP)
+            self._advance(stream, Step.WRITER_GONE)
+            stream.wake()
+        elif not stream.caught_up:
             # Its word was forgotten, or a client is slow; we cannot tell, and a wake in vain
             # costs little. It is no news: all slow clients would be looked at in each sweep.
             stream.wake()
-        if not gone:
-            return False
-        progress.lose(GIVEN_UP)
-        self._advance(stream, Step.WRITER_GONE)
-        stream.wake()
-        return True
+        return gone
 
     def _look_for_stop(self, stream: LiveStream) -> bool:
         if stream.corrupt:
