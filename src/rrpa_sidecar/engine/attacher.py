@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 from random import Random
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 
 import grpc
 
@@ -25,7 +25,6 @@ from rrpa_sidecar.errors import AttachRefused, RRPAError
 from rrpa_sidecar.pb import engine_pb2
 from rrpa_sidecar.shm.directory import SegmentDirectory
 from rrpa_sidecar.shm.doorbell import Ringer
-from rrpa_sidecar.status import Code
 
 HANG_UP_S = 1.0
 """How long the sidecar has to end the call after the engine hung up."""
@@ -68,6 +67,7 @@ class Attacher:
         self._told = ""
         self._told_at_s = 0.0
         self._closed = Event()
+        self._starting = Lock()
         self._threads: list[Thread] = []
         self._start(self._run)
 
@@ -92,12 +92,15 @@ class Attacher:
 
     def _start(self, target: Callable[[], None]) -> None:
         thread = Thread(target=target, name="rrpa-engine", daemon=True)
-        self._threads = [*filter(Thread.is_alive, self._threads), thread]
-        thread.start()
+        with self._starting:
+            thread.start()
+            self._threads = [*filter(Thread.is_alive, self._threads), thread]
 
     def _join(self) -> None:
         until_s = time.monotonic() + HANG_UP_S
-        for thread in self._threads:
+        with self._starting:  # only what was started can be joined
+            threads = self._threads
+        for thread in threads:
             thread.join(max(0.0, until_s - time.monotonic()))
 
     def _run(self) -> None:
@@ -188,7 +191,8 @@ class Attacher:
         job = Job(submit, connection, self._bell, self._files, self._roster.over)
         self._roster.add(job)
         if not self._inbox.put(job):
-            job.reject(Code.UNAVAILABLE, Cause.STOPPING.value)
+            job.cancel(Cause.STOPPING)
+            job.abandon()
 
     def _adopt(self, connection: Connection, adopt: engine_pb2.Adopt) -> None:
         job = self._roster.job(connection, adopt.stream_id)

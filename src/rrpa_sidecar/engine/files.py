@@ -74,7 +74,11 @@ class OwnFiles:
         ]
 
     def _forget_gone(self) -> None:
-        present = set(self._directory.names())
+        try:
+            present = set(self._directory.names())
+        except OSError as exc:  # too many files are open; there will be another time
+            log.warning("cannot look which logs are gone: %s", exc.strerror)
+            return
         self._ended = {
             stream_id: resumable
             for stream_id, resumable in self._ended.items()

@@ -247,9 +247,12 @@ class Job:
             self.cancelled = True
 
     def abandon(self) -> None:
-        """End a cancelled job on behalf of an engine that will not touch it again."""
-        if not self.over:
+        """End a cancelled job on behalf of an engine that will not touch it again; thread-safe."""
+        try:
             self._end_cancelled()
+        except StreamMisuse:
+            if not self.over:  # else another thread was faster, and the job has its end
+                raise
 
     # What follows is for the library's own thread.
 
@@ -355,9 +358,10 @@ class Job:
             if self.over:
                 raise self._ended_already()
             assert self._log is not None
+            # First: a sidecar that may not remove the file says so as soon as it has read the end.
+            self._files.ended(self.stream_id, resumable=self.resumable)
             self._log.finish(end)
             self.over = True
-        self._files.ended(self.stream_id, resumable=self.resumable)
         self._on_over(self)
         self._bell.ring()
 
