@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from dataclasses import replace
 
@@ -80,8 +81,9 @@ def test_client_that_was_cut_off_reads_on_where_it_was(broker, cast, config, clo
 
 
 def test_stream_that_nobody_comes_back_to_is_stopped_after_the_window_and_not_before(
-    broker, cast, config, clock
+    broker, cast, config, clock, caplog
 ):
+    caplog.set_level(logging.INFO)
     engine = cast.engine(capacity=1)
     stream = cast.open(resumable=True)
     engine.write(stream, b"one ")
@@ -90,10 +92,13 @@ def test_stream_that_nobody_comes_back_to_is_stopped_after_the_window_and_not_be
     clock.jump_s(config.resume_window_s - LITTLE)
     broker.sweep()
     assert engine.cancelled == []
+    assert stream.stream_id not in caplog.text
     clock.jump_s(LITTLE)
     broker.sweep()
     broker.sweep()
     assert engine.cancelled == [stream.stream_id]
+    said = f"stream {stream.stream_id} is stopped: nobody has read it for --resume-window 10 s"
+    assert caplog.messages.count(said) == 1
     assert stream.stream.state is State.STOPPING
     late = resume(broker, stream, 4)
     engine.obey_cancels()

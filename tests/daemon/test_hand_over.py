@@ -186,7 +186,7 @@ def test_streams_that_outlast_the_drain_are_resumed_at_the_successor_with_exact_
                 asked = pb.ResumeStreamRequest(stream_id=name, offset=len(answer.data))
                 rest = collect(stub.ResumeStream(asked, timeout=20))
                 if names[name]:
-                    assert "resume it there" in answer.text
+                    assert "resume it from there" in answer.text
                     assert (rest.code, answer.data + rest.data) == ("OK", TEXT)
                 else:
                     assert rest.code != "OK" or rest.finish.reason == pb.FINISH_REASON_CANCELLED  # type: ignore[union-attr]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -150,6 +151,35 @@ def test_no_sidecar_is_said_in_one_line_and_once_and_costs_no_table(
         f"not attached to {path}, trying again: No such file or directory; is `rrpa serve` running,"
         " with this --engine-socket?"
     )
+
+
+def test_socket_of_another_group_is_not_taken_for_a_sidecar_that_does_not_run(
+    sidecar: FakeSidecar, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(probe: socket.socket, path: str) -> None:
+        raise PermissionError(errno.EACCES, "")  # root would be let in
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    with attach(sidecar.socket, models=["m"], shm_dir=str(sidecar.shm_dir)) as engine:
+        assert not engine.wait_serving(0.3)
+    (line,) = [each.getMessage() for each in caplog.records if each.name.startswith("rrpa")]
+    assert line.endswith(
+        "Permission denied; this user is not in the group of the socket, or of a directory above it"
+    )
+
+
+def test_who_was_told_that_there_is_no_sidecar_is_told_that_there_is_one(
+    sidecar: FakeSidecar, attach_to: AttachTo, caplog: pytest.LogCaptureFixture
+) -> None:
+    attach_to(sidecar)
+    sidecar.attached()
+    assert "attached" not in caplog.text, "warnings alone: nothing had been said"
+    sidecar.stop()
+    eventually(lambda: "trying again" in caplog.text)
+    sidecar.start()
+    sidecar.attached()
+    eventually(lambda: caplog.messages[-1].startswith(f"attached to {sidecar.socket}, version"))
+    assert caplog.records[-1].levelname == "WARNING"
 
 
 @pytest.mark.parametrize("status", [(), (grpc.StatusCode.INVALID_ARGUMENT, "wrong")])

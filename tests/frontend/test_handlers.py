@@ -456,8 +456,8 @@ async def test_one_line_is_logged_for_each_call_and_none_for_a_token(
     assert len([frame async for frame in call]) == 51
     await until(lambda: front.codes())
     (line,) = [r.getMessage() for r in caplog.records if r.name.startswith("rrpa_sidecar")]
-    assert line.startswith("stream ended code=OK request_id=r-1 stream_id=s-1 ")
-    assert "bytes=50" in line
+    assert line.startswith("call ended code=OK request_id=r-1 stream_id=s-1 ")
+    assert line.endswith("bytes=50 finish=STOP")
 
 
 async def test_times_are_observed_once_for_the_first_token_and_once_for_each_gap(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from rrpa_sidecar.clock import Clock
 from rrpa_sidecar.control.lifecycle import GENERATES, MAY_GO_ON, State, Step
 from rrpa_sidecar.control.live import Advance, LiveStream
@@ -9,6 +11,8 @@ from rrpa_sidecar.control.reading import Reading
 from rrpa_sidecar.control.watch import Watch
 from rrpa_sidecar.errors import OffsetOutOfRange
 from rrpa_sidecar.stream.seek import Seeker
+
+log = logging.getLogger(__name__)
 
 SEEK_BYTES = 1024 * 1024
 """Of a log that are read at once to find a place: 0.3 ms of ASCII, 3 ms of characters of random
@@ -124,6 +128,11 @@ class Readers:
 
     def _give_up(self, stream: LiveStream) -> None:
         self._watch.look_for_end(stream)
+        if stream.state in GENERATES or stream.state is State.QUEUED:
+            log.info(
+                "stream %s is stopped: nobody has read it for --resume-window %g s",
+                *(stream.stream_id, self._window_ns / 1e9),
+            )
         if stream.state in GENERATES:  # what it has until then stays for the shm timeout
             self._advance(stream, Step.STOP)
         elif stream.state not in ENDS_BY_ITSELF:

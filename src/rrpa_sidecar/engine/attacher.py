@@ -36,6 +36,8 @@ REFUSALS = (
     grpc.StatusCode.UNIMPLEMENTED,
 )
 """Answers to Hello that trying again will not change."""
+DRAINING = "draining"
+"""Why there is no sidecar, for a while and as it should be."""
 
 log = logging.getLogger(__name__)
 
@@ -183,8 +185,10 @@ class Attacher:
         connection.ringer.ring()
         self._bell.add(connection.ringer)
         self._backoff.reset()
+        # Who reads warnings alone has read that there was no sidecar.
+        level = logging.WARNING if self._told not in ("", DRAINING) else logging.INFO
         self._told = ""
-        log.info("attached to %s, version %s", self._engine_socket, welcome.sidecar_version)
+        log.log(level, "attached to %s, version %s", self._engine_socket, welcome.sidecar_version)
         self._inbox.set_serving(True)
 
     def _submit(self, connection: Connection, submit: engine_pb2.Submit) -> None:
@@ -209,7 +213,7 @@ class Attacher:
     def _drain(self, connection: Connection) -> None:
         self._roster.drain(connection)
         self._inbox.set_serving(False)
-        self._note("draining")
+        self._note(DRAINING)
         log.info("the sidecar at %s is draining; attaching to its successor", self._engine_socket)
         self._start(self._run_beside)
 
@@ -258,6 +262,8 @@ def _nobody_there(path: str) -> str:
     except BlockingIOError:
         return ""
     except OSError as exc:
-        why = os.strerror(exc.errno or 0)
-        return f"{why}; is `rrpa serve` running, with this --engine-socket?"
+        remedy = "is `rrpa serve` running, with this --engine-socket?"
+        if isinstance(exc, PermissionError):
+            remedy = "this user is not in the group of the socket, or of a directory above it"
+        return f"{os.strerror(exc.errno or 0)}; {remedy}"
     return ""

@@ -1,7 +1,7 @@
 """One call from acceptance to status, without any I/O: what is counted, timed and told.
 
 Every front end drives a `Call` the same way: `accepted`, then for each event `wrote` or
-`finished`/`failed`, and `ended` exactly once.
+`finished`, and `ended` exactly once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from rrpa_sidecar.control.broker import Labels, Reading
 from rrpa_sidecar.errors import RRPAError
 from rrpa_sidecar.frontend import metadata
 from rrpa_sidecar.metrics import Metrics
+from rrpa_sidecar.pb.rrpa_pb2 import FinishReason
 from rrpa_sidecar.status import Code, one_line
+from rrpa_sidecar.stream.events import Finished
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +30,7 @@ class Call:
     __slots__ = (
         "_clock",
         "_ended",
+        "_finish",
         "_metrics",
         "_resume_window_s",
         "counters",
@@ -45,6 +48,7 @@ class Call:
         self.last_frame_ns = 0
         """When the last frame was handed to the connection; 0: none was."""
         self._ended = False
+        self._finish: Finished | None = None
         self.labels: Labels | None = None
         self.stream: Reading | None = None
         self.delivered_bytes = 0
@@ -78,6 +82,10 @@ class Call:
         self.last_frame_ns = now_ns
         self.delivered_bytes += n_bytes
         self.counters.frame(n_bytes)
+
+    def finished(self, event: Finished) -> None:
+        """Take note of how the stream ended, for the log."""
+        self._finish = event
 
     def trailers(self) -> metadata.Pairs:
         """Return the trailing metadata as of now."""
@@ -119,12 +127,21 @@ class Call:
         return ", ".join(parts)
 
     def _line(self, code: Code, text: str) -> str:
-        words = [f"stream ended code={code.name}"]
+        words = [f"call ended code={code.name}"]
         if self.labels:
             words.append(f"request_id={self.labels.request_id} stream_id={self.labels.stream_id}")
         if self.stream:
             words.append(f"stream={self.stream.stream_id} model={self.stream.model}")
             words.append(f"bytes={self.delivered_bytes}")
+            if self._finish is not None and code is Code.OK:
+                words.append(f"finish={_reason(self._finish)}")
             if self.stream.resumed:
                 words.append(f"resumed_at={self.stream.start_offset}")
         return one_line(" ".join(words + ([text] if text else [])), 2048)
+
+
+def _reason(finish: Finished) -> str:
+    """Return the name of a finish reason, or the number of one that this version does not know."""
+    if finish.reason not in FinishReason.values():
+        return str(finish.reason)
+    return FinishReason.Name(finish.reason).removeprefix("FINISH_REASON_")

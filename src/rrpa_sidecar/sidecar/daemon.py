@@ -197,9 +197,10 @@ def _warn_of_little_room(directory: SegmentDirectory, config: Config) -> None:
     total_bytes = directory.space().total_bytes
     if 0 < total_bytes < config.shm_bytes:
         log.warning(
-            "%s has %s in all, --shm-bytes promises streams %s: they will fail when it is full;"
-            " make it larger (docker: --shm-size) or lower --shm-bytes",
+            "%s has %s in all and not the %s of --shm-bytes: %d streams of %s at once, others wait;"
+            " make it larger (docker: --shm-size) or lower --stream-bytes",
             *(config.shm_dir, show_size(total_bytes), show_size(config.shm_bytes)),
+            *(total_bytes // config.stream_bytes, show_size(config.stream_bytes)),
         )
 
 

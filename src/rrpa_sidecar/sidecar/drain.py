@@ -99,7 +99,7 @@ async def drain(
 
 def _ending(drain_timeout_s: float) -> Ending:
     def stopped(offset: int, resumable: bool) -> Draining:
-        remedy = "resume it there" if resumable else "try again only if you had none"
+        remedy = "resume it from there" if resumable else "try again only if you had none"
         return Draining(
             f"the sidecar stopped after {offset} bytes of this stream, which did not end within"
             f" --drain-timeout {drain_timeout_s:g} s; {remedy}"

@@ -104,7 +104,7 @@ class _Patience:
                 if now_s >= self._end_s:
                     raise
                 if now_s >= say_s:
-                    log.info("waiting, for %g s at most: %s", self._end_s - now_s, taken)
+                    log.info("waiting, for %.0f s at most: %s", self._end_s - now_s, taken)
                     say_s = self._end_s
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):

@@ -50,6 +50,7 @@ class StreamAnswer:
         if isinstance(event, Failed):
             return self._failed(event.error)
         self._done = True
+        self._call.finished(event)
         return self._frames.finish(event) or self._finished()
 
     def sent(self, out: Outgoing) -> None:

@@ -162,6 +162,7 @@ class RRPAHandlers:
             elif isinstance(event, Failed):
                 return event.error
             else:
+                call.finished(event)
                 last = frames.finish(event)
                 if last is not None:
                     await context.write(last)
