@@ -11,11 +11,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.harness.processes import Process, Stack
+from tests.harness.processes import Daemon, Process, ReplayEngine, Stack, eventually
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-EXAMPLE = re.compile(r"<!-- example: (\w+) -->\n```\w+\n(.*?)```", re.S)
+EXAMPLE = re.compile(r"<!-- example: ([\w-]+) -->\n```\w+\n(.*?)```", re.S)
 EXAMPLES = dict(EXAMPLE.findall(README))
 
 
@@ -44,10 +44,19 @@ def test_python_example_prints_an_answer(stack: Stack) -> None:
     assert run([sys.executable, "-c", python_example(stack)])
 
 
-def test_resume_example_prints_the_whole_answer(stack: Stack) -> None:
-    example = replaced(EXAMPLES["resume"], "localhost:50051", stack.daemon.grpc_address)
-    whole = run([sys.executable, "-c", example])
-    assert whole == run([sys.executable, "-c", python_example(stack)])
+def test_resume_example_prints_the_whole_answer_of_a_sidecar_that_is_killed() -> None:
+    answer = "every byte of it once, and none of them lost or doubled"
+    with Daemon() as daemon, ReplayEngine(daemon, tokens_per_second=20):
+        daemon.argv[daemon.argv.index("--listen") + 1] = daemon.grpc_address
+        example = replaced(EXAMPLES["resume"], "localhost:50051", daemon.grpc_address)
+        example = replaced(example, 'prompt="Hello"', f"prompt={'echo:' + answer!r}")
+        with subprocess.Popen([sys.executable, "-c", example], stdout=subprocess.PIPE) as caller:
+            eventually(lambda: daemon.metric("rrpa_stream_bytes_total", model="test") > 9, 10)
+            daemon.kill()
+            daemon.start()
+            assert caller.communicate(timeout=20)[0].decode() == answer
+        assert caller.returncode == 0
+        assert daemon.metric("rrpa_streams_resumed_total") == 1
 
 
 def test_engine_example_serves_its_model(stack: Stack) -> None:
@@ -75,6 +84,19 @@ def test_curl_example_prints_text(stack: Stack) -> None:
     line = replaced(EXAMPLES["curl"], "envoy-here/cert.pem", stack.envoy.ca)
     argv = shlex.split(replaced(line, "localhost:8443", stack.envoy.address))
     assert run([argv[0], "-sS", *argv[1:]])
+
+
+def test_curl_example_appends_what_a_broken_call_has_left_out(
+    stack: Stack, tmp_path: pathlib.Path
+) -> None:
+    line = replaced(EXAMPLES["curl"], "envoy-here/cert.pem", stack.envoy.ca)
+    argv = shlex.split(replaced(line, "localhost:8443", stack.envoy.address))
+    whole = run([argv[0], "-sS", "-D", str(tmp_path / "head"), "-H", "x-resumable: 1", *argv[1:]])
+    (tmp_path / "answer").write_bytes(whole.encode()[:9])
+    rest = replaced(EXAMPLES["curl-resume"], "envoy-here/cert.pem", stack.envoy.ca)
+    rest = replaced(rest, "localhost:8443", stack.envoy.address)
+    subprocess.run(["sh", "-c", rest], cwd=tmp_path, check=True, timeout=20)
+    assert (tmp_path / "answer").read_text() == whole
 
 
 @pytest.mark.parametrize("page", ["README.md", "tests/README.md", "tests/faults/README.md"])

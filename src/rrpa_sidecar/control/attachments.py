@@ -69,8 +69,8 @@ class Attachments:
             self._metrics.add_model(model)
         models = ",".join(offer.models)
         log.info(
-            "engine %s attached: models %s, capacity %d, build %a",
-            *(offer.name, models, offer.capacity, offer.build),
+            "engine %s attached: models %s, capacity %d, build %a, %d streams of before",
+            *(offer.name, models, offer.capacity, offer.build, len(announced)),
         )
         self._take_in(engine, announced)
         return engine
