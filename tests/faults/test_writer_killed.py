@@ -11,13 +11,17 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from rrpa_sidecar.pb.rrpa_pb2 import ResumeStreamRequest
+from rrpa_sidecar.pb.rrpa_pb2_grpc import RRPAServiceStub
+from rrpa_sidecar.shm import layout
 from tests.conformance.asking import replay
-from tests.conformance.callers import Answer, Request
+from tests.conformance.callers import Answer, Request, collect
 from tests.faults.dying_engine import FIRST, SECOND, argument
-from tests.faults.streams import Streams
+from tests.faults.streams import Streams, channel
 from tests.harness.dying import Death
 from tests.harness.processes import Daemon, Process, ReplayEngine, Stack, eventually
 
@@ -48,6 +52,10 @@ DEATHS = {
     Death(16): WHOLE,
 }
 """What is committed at each death. From step 13 on the stream has ended, whatever follows."""
+CALL_S = 60.0
+TIMEOUT_S = 1.5
+LATE_S = 1.5
+"""A sweep, and a machine that other tests use too."""
 
 
 @pytest.fixture(scope="module", params=["grpcio", "batched"])
@@ -55,7 +63,8 @@ def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
     daemon = {
         "listen_frontend": request.param,
         "stream_bytes": "128KiB",
-        "shm_bytes": 2 * len(DEATHS) * 128 * 1024,
+        "shm_bytes": 4 * len(DEATHS) * 128 * 1024,
+        "shm_timeout_s": TIMEOUT_S,
     }
     with Stack(daemon, engine=None) as running:
         yield running
@@ -67,33 +76,75 @@ def dying_engines(daemon: Daemon, *deaths: Death) -> Process:
     return Process(argv, ready="dying engines ready")
 
 
-@pytest.fixture
-def answers(stack: Stack) -> dict[Death, Answer]:
-    """What a client of each of these engines gets."""
-    daemon = stack.daemon
-    with dying_engines(daemon, *DEATHS) as engines:
-        requests = [Request(model=str(death), prompt="0") for death in DEATHS]
-        with Streams(daemon.grpc_address, requests) as streams:
-            got = dict(zip(DEATHS, streams.result(), strict=True))
-        assert engines.wait() == 0
-    return got
-
-
 def test_a_client_gets_the_committed_prefix_and_the_code_of_every_step_at_which_an_engine_dies(
-    stack: Stack, answers: dict[Death, Answer]
+    stack: Stack,
 ) -> None:
-    for death, committed in DEATHS.items():
-        answer = answers[death]
-        assert answer.data == committed, death
-        assert answer.trailers["rrpa-offset"] == [str(len(committed))], death
-        if death.step >= 13:
-            assert (answer.code, answer.complete) == ("OK", True), death
-        else:
-            assert (answer.code, answer.finish) == ("UNAVAILABLE", None), (death, answer.text)
+    daemon = stack.daemon
+    requests = [Request(model=str(death), prompt="0") for death in DEATHS]
+    with (
+        dying_engines(daemon, *DEATHS) as engines,
+        Streams(daemon.grpc_address, requests) as streams,
+    ):
+        for death, answer in zip(DEATHS, streams.result(), strict=True):
+            assert_as_it_died(death, answer)
+        assert engines.wait() == 0
     # Logs, tables, and what was just being born.
-    eventually(lambda: not list(stack.daemon.shm_dir.glob("*")), what="no file is left")
-    assert stack.daemon.metric("rrpa_active_streams") == 0
-    assert stack.daemon.metric("rrpa_engines_attached") == 0
+    eventually(lambda: not list(daemon.shm_dir.glob("*")), what="no file is left")
+    assert daemon.metric("rrpa_active_streams") == 0
+    assert daemon.metric("rrpa_engines_attached") == 0
+
+
+def test_pages_of_an_engine_that_died_at_any_step_are_reclaimed_after_the_timeout_and_never_before(
+    stack: Stack,
+) -> None:
+    """And who comes back until then gets the same prefix, code and offset again."""
+    daemon = stack.daemon
+    seen: set[str] = set()
+    gone_s: dict[str, float] = {}
+    with (
+        dying_engines(daemon, *DEATHS) as engines,
+        channel(daemon.grpc_address) as opened,
+        ThreadPoolExecutor(len(DEATHS)) as readers,
+    ):
+        stub = RRPAServiceStub(opened)
+        reads = {death: readers.submit(read_twice, stub, death) for death in DEATHS}
+
+        def all_over() -> bool:
+            there = {each for each in os.listdir(daemon.shm_dir) if layout.is_name(each)}
+            gone_s.update(dict.fromkeys(seen - there - gone_s.keys(), time.monotonic()))
+            seen.update(there)
+            return not there and all(each.done() for each in reads.values())
+
+        eventually(all_over, 40, what="no file is left")
+        assert engines.wait() == 0
+    for death, read in reads.items():
+        name, began_s, left_s, *answers = read.result()
+        for answer in answers:
+            assert_as_it_died(death, answer)
+        assert name in seen or death.step < 6, death
+        if name in seen:
+            # The timeout begins again as each reader leaves.
+            assert began_s + TIMEOUT_S <= gone_s[name] < left_s + TIMEOUT_S + LATE_S, death
+
+
+def read_twice(stub: RRPAServiceStub, death: Death) -> tuple[str, float, float, Answer, Answer]:
+    """Return a log's name, when its second reader came and left, and what each reader got."""
+    request = Request(model=str(death), prompt="0")
+    first = collect(stub.CreateStream(request, CALL_S, metadata=[("x-resumable", "1")]))
+    (stream_id,) = first.headers["rrpa-stream-id"]
+    began_s = time.monotonic()
+    again = collect(stub.ResumeStream(ResumeStreamRequest(stream_id=stream_id), CALL_S))
+    return layout.log_name(stream_id), began_s, time.monotonic(), first, again
+
+
+def assert_as_it_died(death: Death, answer: Answer) -> None:
+    committed = DEATHS[death]
+    assert answer.data == committed, death
+    assert answer.trailers["rrpa-offset"] == [str(len(committed))], death
+    if death.step >= 13:
+        assert (answer.code, answer.complete) == ("OK", True), death
+    else:
+        assert (answer.code, answer.finish) == ("UNAVAILABLE", None), (death, answer.text)
 
 
 def test_a_writer_that_is_frozen_between_its_two_stores_delays_its_own_stream_alone(

@@ -171,16 +171,19 @@ def test_a_writer_stopped_between_its_stores_keeps_the_last_good_cursor(
     assert read.progress() == (9, None)
 
 
-def test_a_writer_that_died_between_its_stores_leaves_the_cursor_to_a_new_reader(
-    plain: PlainDirectory, made: LogWriter
+@pytest.mark.parametrize("lives", [True, False], ids=["stopped", "dead"])
+def test_a_reader_that_comes_while_a_writer_stands_between_its_stores_has_all_it_committed(
+    plain: PlainDirectory, made: LogWriter, lives: bool
 ) -> None:
+    """Who comes back with an offset, and a sidecar that is new, know of no earlier cursor."""
     poke_cursor(plain, made.stream_id, 6, twin=9)
+    if not lives:
+        made.close()
     read = reader(plain, made.stream_id)
-    assert read.progress() == (0, None)
-    made.close()
-    assert read.writer_gone()
     assert read.progress() == (6, None)
     assert read.read(0, 100) == b"abcdef"
+    assert read.writer_gone() is not lives
+    assert read.progress() == (6, None)
 
 
 @pytest.mark.parametrize(

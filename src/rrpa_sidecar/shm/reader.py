@@ -35,8 +35,8 @@ class LogReader:
     """Follows one log. Never waits, never writes to the file.
 
     Rules for a pair (cursor c, complement k) that disagrees, after `_REREADS` reads more:
-    - last good value <= c < ~k <= capacity: the writer stopped between its two stores. The
-      last good value stays; if the writer is gone, c is the committed length.
+    - last good value <= c < ~k <= capacity: the writer stopped between its two stores, and c is
+      what it had committed before them. A reader that comes just then knows of no better value.
     - anything else, or any disagreement in a final log: CorruptLog.
     So is a cursor that stays below the last good value, or below what the table has promised.
     """
@@ -153,16 +153,8 @@ class LogReader:
             raise CorruptLog(f"{self._name} has {size} bytes, fewer than before; truncated")
         if self._end is not None or not probe_unlocked(self.fd):
             return False
-        # The lock is free, so nobody stores any more: what is there now is final.
-        cursor, complement, state, first_commit_ns = _POLL.unpack(self._poll())
-        if state == layout.STATE_FINAL:
-            return False
-        if cursor ^ complement != _MASK and self._interrupted(cursor, complement):
-            self._accept(cursor)
-            self._first_commit_ns = first_commit_ns
-        else:
-            self.progress()
-        return True
+        # The lock is free, so nobody stores any more: what is there now is all there will be.
+        return self.progress()[1] is None
 
     def close(self) -> None:
         """Close the descriptor. Idempotent."""
@@ -197,15 +189,13 @@ class LogReader:
         for _ in range(_REREADS):
             cursor, complement, _, _ = _POLL.unpack(self._poll())
             if cursor ^ complement == _MASK and cursor >= self._committed:
-                return self._accept(cursor)
-        if cursor ^ complement == _MASK:
-            return self._accept(cursor)
-        if not self._interrupted(cursor, complement):
+                break
+        if cursor ^ complement != _MASK and not self._interrupted(cursor, complement):
             raise CorruptLog(
                 f"cursor {cursor:#x} and complement {complement:#x} in {self._name} disagree;"
                 f" the last good cursor was {self._committed}"
             )
-        return None
+        self._accept(cursor)
 
     def _interrupted(self, cursor: int, complement: int) -> bool:
         return self._committed <= cursor < complement ^ _MASK <= self.capacity_bytes
