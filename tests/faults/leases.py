@@ -45,6 +45,11 @@ class Leases:
     def all_held(self) -> bool:
         return not any(_is_free(fd) for fd in self._files.values())
 
+    @property
+    def all_released(self) -> bool:
+        """Whether each was seen free."""
+        return self.released_s.keys() == self._files.keys()
+
     def free_s(self, stream_id: str) -> float:
         """Return the moment for a log, or for the table where there is no log; inf: still held."""
         name = layout.log_name(stream_id)

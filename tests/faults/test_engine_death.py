@@ -23,6 +23,7 @@ WITHIN_S = 1.0
 LOST_AFTER_S = 10.0
 """How long the sidecar waits for a lost engine's lease: it does not make use of that."""
 STOPPED_S = 1.5
+STALL_S = 0.5
 WORD = b"word "
 
 SILENT = replay([WORD], delay_s=60)
@@ -39,6 +40,7 @@ def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
         "stream_bytes": "256KiB",
         "shm_bytes": 2 * STREAMS * 256 * 1024,
         "engine_lost_timeout_s": LOST_AFTER_S,
+        "stall_timeout_s": STALL_S,
     }
     with Stack(daemon, engine=None) as running:
         yield running
@@ -64,6 +66,7 @@ def test_streams_of_an_engine_that_is_gone_fail_within_a_second_of_its_lease_wit
             with Leases(daemon.shm_dir) as leases:
                 mortal.signal(by)
                 answers = streams.result()
+                eventually(lambda: leases.all_released, what="the kernel let go of all leases")
                 took_s = []
                 for stream_id, answer, ended_s in zip(ids, answers, streams.ended_s, strict=True):
                     committed = leases.committed(stream_id) if begun else b""
@@ -106,6 +109,7 @@ def test_a_stopped_engine_loses_nothing_and_goes_on_where_it_was(stack: Stack, b
             stopped.signal(signal.SIGSTOP)
             with Leases(daemon.shm_dir) as leases:
                 time.sleep(STOPPED_S)  # a stopped process can only be stopped over real time
+                assert daemon.metric("rrpa_streams_stalled") == STREAMS
                 assert streams.open == STREAMS
                 assert leases.all_held
                 assert daemon.metric("rrpa_engines_attached") == 1
@@ -114,3 +118,4 @@ def test_a_stopped_engine_loses_nothing_and_goes_on_where_it_was(stack: Stack, b
             answers = streams.result()
     assert {(answer.code, answer.complete) for answer in answers} == {("OK", True)}
     assert {answer.data for answer in answers} == {WORD * (60 if begun else 5)}
+    eventually(lambda: daemon.metric("rrpa_streams_stalled") == 0, what="they went on")

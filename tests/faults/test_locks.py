@@ -1,9 +1,12 @@
-"""Locks that others hold on the sidecar's files stop nothing (field-bugs.md G39)."""
+"""Locks that others hold on the sidecar's files stop nothing; nobody forks (field-bugs.md G39)."""
 
 from __future__ import annotations
 
+import ast
 import fcntl
 import os
+import pathlib
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +18,11 @@ from tests.faults.streams import Streams
 from tests.harness.processes import Stack, eventually
 
 LATE_S = 1.5
+SOURCE = pathlib.Path(__file__).parent.parent.parent / "src" / "rrpa_sidecar"
+STARTS_A_PROCESS = re.compile(
+    r"os\.(fork|forkpty|posix_spawnp?|popen|system|spawn\w+|exec\w+)"
+    r"|(asyncio|loop)\.(create_subprocess_\w+|subprocess_\w+)"
+)
 
 
 @pytest.fixture(params=["grpcio", "batched"])
@@ -56,3 +64,19 @@ def test_locks_that_others_hold_on_its_files_delay_no_stream_and_no_file_stays(
     for each in holders:
         each.join()
     eventually(lambda: not daemon.segments(), what="no file is left")
+
+
+def test_no_code_of_sidecar_or_engine_starts_a_process_or_waits_for_a_lock() -> None:
+    """What starts processes by `subprocess` is in tests/test_layers.py."""
+    found = []
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            called = ast.unparse(node.func)
+            waits = called in ("fcntl.flock", "fcntl.lockf") and not re.search(
+                r"LOCK_NB|LOCK_UN", ast.unparse(node)
+            )
+            if waits or STARTS_A_PROCESS.fullmatch(called):
+                found.append(f"{path.relative_to(SOURCE)}:{node.lineno} {ast.unparse(node)}")
+    assert not found, "\n".join(found)
