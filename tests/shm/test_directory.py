@@ -29,6 +29,29 @@ def test_dev_shm_goes_through_posix_ipc_and_others_do_not(short_dir: Path) -> No
     assert type(open_directory(str(short_dir))) is PlainDirectory
 
 
+def test_a_segment_is_never_for_others_not_even_before_it_has_its_mode(
+    directory: SegmentDirectory, ids: Ids, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the umask: who opens a file in a moment of a wider mode has it open for ever."""
+    real, modes = os.fchmod, []
+
+    def fchmod(fd: int, mode: int) -> None:
+        modes.append(stat.S_IMODE(os.fstat(fd).st_mode))
+        real(fd, mode)
+        modes.append(stat.S_IMODE(os.fstat(fd).st_mode))
+
+    monkeypatch.setattr(os, "fchmod", fchmod)
+    for umask in (0o000, 0o077):
+        before = os.umask(umask)
+        try:
+            name = layout.temporary_name(ids.new(), 1)
+            os.close(directory.create(name, 131072))
+        finally:
+            os.umask(before)
+        directory.unlink(name)
+    assert modes == [0o640, 0o640, 0o600, 0o640]
+
+
 def test_a_segment_is_created_opened_renamed_and_unlinked(
     directory: SegmentDirectory, ids: Ids
 ) -> None:

@@ -75,13 +75,23 @@ def test_a_ringer_at_something_else_than_a_bell_returns_false(short_dir: Path) -
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o077])
-def test_the_socket_is_0660_whatever_the_umask(path: str, umask: int) -> None:
+def test_the_socket_is_0660_whatever_the_umask_and_never_for_others(
+    path: str, umask: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, before = os.chmod, []
+
+    def chmod(where: str, mode: int) -> None:
+        before.append(stat.S_IMODE(os.stat(where).st_mode))
+        real(where, mode)
+
+    monkeypatch.setattr(os, "chmod", chmod)
     old = os.umask(umask)
     try:
         bell = Bell(path)
     finally:
         os.umask(old)
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o660
+    assert before == [0o660 & ~umask]
     assert not os.get_inheritable(bell.fileno())
     bell.close()
 
