@@ -125,7 +125,7 @@ def test_a_sidecar_that_is_killed_under_128_streams_costs_nobody_a_byte_and_serv
     scene: Scene, seeded: random.Random
 ) -> None:
     daemon = scene.daemon
-    eventually(lambda: daemon.metric("rrpa_active_streams") >= STREAMS, 20, "they are live")
+    eventually(lambda: daemon.metric("rrpa_active_streams") >= STREAMS, 60, "they are live")
     took_s, ratios, faults = [], [], []
     for _ in range(times(KILLS)):
         imports_s = seconds_of_imports()
@@ -145,8 +145,11 @@ def test_a_sidecar_that_is_killed_under_128_streams_costs_nobody_a_byte_and_serv
     assert wrong == []
     assert len(reads) >= CLIENTS
     assert calls >= CLIENTS * (1 + len(faults) / 2), "their calls did break"
-    # While there is no sidecar, a call that would begin a stream is refused.
-    assert {read.code for read in reads if read.stream_id} == {"OK"}
+    # While there is no sidecar, a call that would begin a stream is refused; one whose sidecar was
+    # killed before its engine heard of it is not found, and has no byte. All others have their
+    # Finish: only the status behind it may be lost.
+    unfinished = [read for read in reads if read.stream_id and read.reason is None]
+    assert {(read.code, len(read.pieces)) for read in unfinished} <= {("NOT_FOUND", 0)}
     # Of few kills one may fall into a moment in which others have the machine.
     assert (statistics.median(ratios) if len(ratios) >= MANY else min(ratios)) < LIMIT
     eventually(lambda: daemon.segments() == [], 15, "no file is left")

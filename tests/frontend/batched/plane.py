@@ -315,6 +315,8 @@ class Plane:
                 for submitted in engine.submitted:
                     if submitted.stream_id not in self.ends:
                         self.end(engine, submitted.stream_id, "finished")
+                if engine.closed:  # an engine's library leaves the table of an ended attachment
+                    engine.table.close()
             self.clock.jump_s(0.05)
             self.broker.sweep()
             for peer in self.peers:
