@@ -243,6 +243,23 @@ def test_sockets_limits_and_capacity_are_the_sidecars() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("flags", "status"),
+    [(("UO",), 429), (("UO", "UF"), 503), (("UO", "UC"), 503), (("URX", "UF"), 503)],
+)
+def test_a_sidecar_that_is_away_is_never_told_as_a_limit(
+    tree: Tree, flags: tuple[str, ...], status: int
+) -> None:
+    """Envoy 1.40 says "UO,UF" of some failed connects; RESOURCE_EXHAUSTED would end a resuming."""
+    mappers = manager(tree)["local_reply_config"]["mappers"]
+    chosen = next(
+        each
+        for each in mappers
+        if set(flags) & set(each["filter"].get("response_flag_filter", {}).get("flags", ()))
+    )
+    assert chosen["status_code"] == status
+
+
 def test_health_check_is_the_documented_one(tree: Tree) -> None:
     assert cluster(tree)["health_checks"] == [
         {

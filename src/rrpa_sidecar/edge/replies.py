@@ -50,7 +50,6 @@ def local_replies(config: Config) -> Tree:
     return {
         "mappers": [
             _mapper(_status(413), 413, too_large),
-            {**_mapper(_flag("UO"), 429, too_many), "headers_to_add": [RESOURCE_EXHAUSTED]},
             _mapper(
                 _flag("UF", "UH"),
                 503,
@@ -61,6 +60,8 @@ def local_replies(config: Config) -> Tree:
                 503,
                 "the sidecar broke the call off before its answer began; see its log",
             ),
+            # Last: Envoy sets UO too when a connection fails in a moment in which it has others.
+            {**_mapper(_flag("UO"), 429, too_many), "headers_to_add": [RESOURCE_EXHAUSTED]},
         ],
         "body_format": {
             "text_format_source": {"inline_string": "%LOCAL_REPLY_BODY%"},
