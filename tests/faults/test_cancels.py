@@ -19,6 +19,7 @@ from tests.frontend.fakes import front_end
 SOURCE = pathlib.Path(__file__).parent.parent.parent / "src" / "rrpa_sidecar"
 RUNS = 400
 AT_ONCE = 20
+ROUNDS_OF_A_CONNECTION = 10
 
 
 @pytest.mark.parametrize("kind", ["grpcio", "batched"])
@@ -45,6 +46,8 @@ async def test_a_call_that_is_cancelled_while_a_token_comes_ends_with_its_task(
             assert await call.code() in (grpc.StatusCode.CANCELLED, grpc.StatusCode.OK)
 
         for round_ in range(times(RUNS) // AT_ONCE):
+            if round_ and round_ % ROUNDS_OF_A_CONNECTION == 0:
+                await front.reconnect()  # so many cancels are a flood (batched/budget.py)
             await asyncio.gather(*(cancel_one() for _ in range(AT_ONCE)))
             async with asyncio.timeout(5):
                 while front.handlers.open_calls or not all(each.left for each in streams):

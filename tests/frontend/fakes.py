@@ -32,6 +32,7 @@ RESUME = "/rrpa.v1.RRPAService/ResumeStream"
 RESUME_MESSAGE = "/rrpa.v1.RRPAService/ResumeMessage"
 CANCEL = "/rrpa.v1.RRPAService/CancelStream"
 MODELS = "/rrpa.v1.RRPAService/ListModels"
+OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 
 
 @dataclass
@@ -159,10 +160,15 @@ class Front:
         """Begin a stream on a connection of its own, after the first stream is there."""
         while not self.broker.streams:
             await asyncio.sleep(0.001)
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        channel = grpc.aio.insecure_channel(self.address, options=options)
+        channel = grpc.aio.insecure_channel(self.address, options=OWN_CONNECTION)
         self.others.append(channel)
         return channel.unary_stream(STREAM)(b"")
+
+    async def reconnect(self) -> None:
+        """Close the channel and go on with another: one connection may reset so many calls only."""
+        await self.channel.close()
+        self.channel = grpc.aio.insecure_channel(self.address, options=OWN_CONNECTION)
+        self.others.append(self.channel)
 
     def codes(self) -> dict[str, int]:
         """Ended calls by code, over all models, zeros left out."""
@@ -193,8 +199,7 @@ async def front_end(folder: Path, kind: str, **settings: int) -> AsyncIterator[F
             await server.start()
             undo.push_async_callback(server.stop, None)
         address = f"unix:{path}"
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        channel = grpc.aio.insecure_channel(address, options=options)
+        channel = grpc.aio.insecure_channel(address, options=OWN_CONNECTION)
         await undo.enter_async_context(channel)
         front = Front(broker, metrics, handlers, health, channel, address)
         yield front
