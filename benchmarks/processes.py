@@ -56,9 +56,17 @@ class Child:
 
     def expect_alive(self) -> None:
         if not self.alive:
-            raise BenchmarkFailed(
-                f"{self.name} ended with {self._process.returncode}: {self.last_words()}"
-            )
+            raise self._ended_wrong()
+
+    def expect_ended_well(self) -> None:
+        """Raises BenchmarkFailed, quoting the process, unless its exit code is 0."""
+        if self._process.poll() != 0:
+            raise self._ended_wrong()
+
+    def _ended_wrong(self) -> BenchmarkFailed:
+        return BenchmarkFailed(
+            f"{self.name} ended with {self._process.returncode}: {self.last_words()}"
+        )
 
     def wait_ready(self, ready: Ready, timeout_s: float) -> None:
         """Raises BenchmarkFailed, quoting the process, if it ends or takes too long."""

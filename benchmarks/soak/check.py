@@ -12,6 +12,9 @@ from benchmarks.soak.record import Fault, Read, Written
 BREAKS_CALLS = ("kill sidecar", "hand over", "kill engine", "end engine")
 """Faults that may end a call which nobody resumes."""
 REFUSALS = ("RESOURCE_EXHAUSTED", "UNAVAILABLE")
+BROKEN = ("INTERNAL", "UNKNOWN", "CANCELLED")
+"""Without rrpa-offset these are words of a connection that broke: Envoy's for a sidecar that is
+gone, and those of gRPC's core for a call that meets a server which begins to stop."""
 SLACK_S = 3.0
 """A call may hear of a fault so much later: a sidecar that is gone is noticed by its connection."""
 
@@ -72,12 +75,13 @@ def _end(read: Read, wrote: Written | None, faults: Sequence[Fault]) -> list[str
         return _whole(read, wrote)
     if read.code == "NOT_FOUND":
         return _not_found(read, wrote)
-    # Envoy says INTERNAL of a call whose sidecar is gone.
-    code = "UNAVAILABLE" if read.code == "INTERNAL" and read.offset is None else read.code
+    code = "UNAVAILABLE" if read.code in BROKEN and read.offset is None else read.code
     if code not in REFUSALS:
         return [f"ended with {read.code} ({read.text})"]
     if wrote is None:  # it never reached an engine
-        return [] if not read.pieces else [f"{read.code}, and no engine knows of its bytes"]
+        if read.pieces:
+            return [f"{read.code}, and no engine knows of its bytes"]
+        return [] if code != "UNAVAILABLE" else _explained(read, faults)
     if wrote.gave_up is not None:
         return _has_all_that_is_committed(read, wrote)
     if wrote.finished and read.resumable:
@@ -86,6 +90,11 @@ def _end(read: Read, wrote: Written | None, faults: Sequence[Fault]) -> list[str
         return [f"ended with {read.code} ({read.text})"]
     if read.resumable:
         return _has_all_that_is_committed(read, wrote)
+    return _explained(read, faults)
+
+
+def _explained(read: Read, faults: Sequence[Fault]) -> list[str]:
+    """A call may break while a fault is in that breaks calls."""
     if any(
         fault.name in BREAKS_CALLS
         and fault.begun_s <= read.ended_s

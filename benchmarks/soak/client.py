@@ -198,7 +198,8 @@ class Reader:
                 return
             if read.code == "NOT_FOUND" and last is not None and last[2] == self._held:
                 # All of a stream that failed was in its buffers; while it read them, it went.
-                read.code, read.text, read.offset = last
+                read.code, text, read.offset = last
+                read.text = f"{text}; then NOT_FOUND: {read.text}"
                 return
             ours = read.offset is not None or read.code not in ("INTERNAL", "UNKNOWN")
             if ours and read.code not in ("UNAVAILABLE", "CANCELLED"):

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from benchmarks.soak.node import Node, kill, wait_gone
+from benchmarks.soak.node import Node, kill, wait_ended
 from benchmarks.soak.record import Fault
 
 Act = Callable[[Node, random.Random], None]
@@ -34,7 +34,7 @@ def kill_engine(node: Node, rng: random.Random) -> None:
 def end_engine(node: Node, rng: random.Random) -> None:
     number = rng.randrange(len(node.engines))
     os.kill(node.engines[number].pid, signal.SIGTERM)
-    wait_gone(node.engines[number], 20)
+    wait_ended(node.engines[number], 20)
     node.start_engine(number)
 
 
@@ -87,6 +87,7 @@ FAULTS: dict[str, tuple[Act, int]] = {
     "full directory": (fill_directory, 1),
 }
 """What is done, and how often beside the others."""
+REPLACES_SIDECAR = ("kill sidecar", "hand over")
 
 
 class Faults:
@@ -105,12 +106,17 @@ class Faults:
     def next_in_s(self) -> float:
         return self._rng.uniform(1, 5)
 
-    def put_in(self) -> str:
-        """Do one, wait until all is well again, and return its name."""
+    def put_in(self, *, sidecar_stays: bool = False) -> str:
+        """Do one, wait until all is well again, and return its name.
+
+        sidecar_stays: it may not be replaced; if that is what comes next, "" is returned.
+        """
         if not self.names:
             return ""
         weights = [FAULTS[name][1] for name in self.names]
         (name,) = self._rng.choices(self.names, weights)
+        if sidecar_stays and name in REPLACES_SIDECAR:
+            return ""
         begun_s = time.monotonic()
         FAULTS[name][0](self._node, self._rng)
         self.done.append(Fault(name, begun_s, time.monotonic()))

@@ -130,7 +130,7 @@ class Node:
         os.kill(self.sidecar.pid, signal.SIGTERM)
         new.wait_ready(READY, TAKE_OVER_S)
         old, self.sidecar = self.sidecar, new
-        wait_gone(old, TAKE_OVER_S)
+        wait_ended(old, TAKE_OVER_S)
 
     def metrics(self) -> dict[str, float]:
         """Return the sidecar's samples, by name and labels."""
@@ -217,3 +217,9 @@ def wait_gone(child: Child, timeout_s: float) -> None:
         if time.monotonic() > until_s:
             raise BenchmarkFailed(f"{child.name} did not end in {timeout_s:g} s")
         time.sleep(0.005)
+
+
+def wait_ended(child: Child, timeout_s: float) -> None:
+    """Wait for the end of a process that was asked to go; it has to be a good one."""
+    wait_gone(child, timeout_s)
+    child.expect_ended_well()

@@ -11,8 +11,8 @@ bells are lost; the directory is full (only root can mount a file system for tha
 
 Engines write down each token before they commit it, clients each frame that they get. At the end
 a checker that shares no code with the product compares the two: no byte lost, doubled or of
-another stream, and no end that may not be. Then nothing may be left: gauges at 0, no file. The
-sidecar's memory is sampled; where one lives long enough, it may not grow.
+another stream, and no end that may not be. Then nothing may be left: gauges at 0, no file. In the
+second half the sidecar stays, unless --fault says what is done, and its memory may not grow.
 
 Exit code 1 says that there is a defect; each is printed, and the records are kept.
 """
@@ -39,8 +39,8 @@ from benchmarks.result import Result
 from benchmarks.soak.check import faults_of
 from benchmarks.soak.client import GIVE_UP_S, KINDS
 from benchmarks.soak.faults import FAULTS, Faults
-from benchmarks.soak.memory import growth
-from benchmarks.soak.node import Node, wait_gone
+from benchmarks.soak.memory import growth, judged
+from benchmarks.soak.node import Node, wait_ended
 from benchmarks.soak.record import Read, Written, written
 from benchmarks.table import Column, Row
 
@@ -114,7 +114,8 @@ def run(plan: Plan) -> Result:
     result = Result("soak", machine(), {"minutes": minutes, "seed": seed, "faults": len(names)})
     broken = ""
     try:
-        _drive(plan, node, faults, 60 * minutes)
+        chosen = bool(plan.extra.get("faults"))
+        _drive(plan, node, faults, 60 * minutes, 60 * minutes / (1 if chosen else 2))
         _end_clients(node)
     except BenchmarkFailed as exc:
         broken = str(exc)
@@ -124,21 +125,25 @@ def run(plan: Plan) -> Result:
         found.others.append(broken)
     else:
         found.others += _rest(node)
+    found.others += _tracebacks(node)
     _report(result, node, faults, found)
     if result.defects:
         result.notes.append(f"records are in {_keep(plan.workdir)}")
     return result
 
 
-def _drive(plan: Plan, node: Node, faults: Faults, seconds: float) -> None:
-    """Put in faults, look at memory and say how it goes, until the time is over."""
+def _drive(plan: Plan, node: Node, faults: Faults, seconds: float, stays_s: float) -> None:
+    """Put in faults, look at memory and say how it goes, until the time is over.
+
+    stays_s: from then on the sidecar is the same, so that it lives long enough to show a leak.
+    """
     begun_s = now_s = time.monotonic()
     fault_s, said_s, name = now_s + faults.next_in_s(), now_s, "nothing yet"
     while now_s - begun_s < seconds:
         node.expect_alive()
         node.sample_memory()
         if faults.names and now_s >= fault_s:
-            name = faults.put_in()
+            name = faults.put_in(sidecar_stays=now_s - begun_s >= stays_s) or name
             fault_s = time.monotonic() + faults.next_in_s()
         if now_s >= said_s + SAY_S:
             said_s = now_s
@@ -166,7 +171,7 @@ def _end_clients(node: Node) -> None:
     for client in node.clients:
         os.kill(client.pid, signal.SIGTERM)
     for client in node.clients:
-        wait_gone(client, GIVE_UP_S + 30)
+        wait_ended(client, GIVE_UP_S + 30)
 
 
 def _compare(node: Node, faults: Faults) -> Found:
@@ -191,17 +196,26 @@ def _rest(node: Node) -> list[str]:
         if time.monotonic() > until_s:
             return left
         time.sleep(0.2)
-    for engine in node.engines:
-        os.kill(engine.pid, signal.SIGTERM)
-    for engine in node.engines:
-        wait_gone(engine, 20)
-    os.kill(node.sidecar.pid, signal.SIGTERM)
-    wait_gone(node.sidecar, 20)
-    found = [f"left after the end: {path.name}" for path in node.shm.glob("rrpa_*")]
-    for log in node.workdir.glob("serve-*.log"):
-        if "Traceback" in log.read_text():
-            found.append(f"a traceback in {log.name}")
+    found = []
+    for several in (node.engines, [node.sidecar]):
+        for child in several:
+            os.kill(child.pid, signal.SIGTERM)
+        for child in several:
+            try:
+                wait_ended(child, 20)
+            except BenchmarkFailed as exc:
+                found.append(str(exc))
+    found += [f"left after the end: {path.name}" for path in node.shm.glob("rrpa_*")]
     return found
+
+
+def _tracebacks(node: Node) -> list[str]:
+    logs = sorted(node.workdir.glob("*.log"))
+    return [
+        f"a traceback in {log.name}"
+        for log in logs
+        if log.name != "envoy.log" and "Traceback" in log.read_text("utf-8", "replace")
+    ]
 
 
 def _left(node: Node) -> list[str]:
@@ -229,6 +243,7 @@ def _report(result: Result, node: Node, faults: Faults, found: Found) -> None:
         f"memory of {node.sidecars} sidecars: {min(resident) / 1e6:.0f} to"
         f" {max(resident) / 1e6:.0f} MB"
     )
+    result.notes.append(judged(node.memory))
     tokens = sum(len(each.tokens) for each in found.engines.values())
     result.notes.append(f"engines wrote {tokens:,} tokens of {len(found.engines):,} streams")
     result.defects = others + [each for several in found.wrong.values() for each in several]

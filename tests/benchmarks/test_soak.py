@@ -94,7 +94,10 @@ def test_a_call_that_goes_on_elsewhere_than_its_reader_was_is_found() -> None:
         (failed(len(TEXT)), KILLED, ()),
         (failed(9, resumable=False, offset=None), WHOLE, (KILL,)),
         (failed(9, "INTERNAL", resumable=False, offset=None), WHOLE, (KILL,)),
+        (failed(9, "CANCELLED", resumable=False, offset=None), WHOLE, (KILL,)),
         (failed(0, "RESOURCE_EXHAUSTED"), None, ()),
+        (failed(0, offset=None), None, (KILL,)),
+        (failed(0, "CANCELLED", offset=None), None, (KILL,)),
         (failed(0, "NOT_FOUND"), Written([b"x"]), ()),
         (failed(4, "RESOURCE_EXHAUSTED"), Written(TOKENS[:2], 1, gave_up="full"), ()),
         (read(reason="CANCELLED"), dataclasses.replace(WHOLE, reason="CANCELLED"), ()),
@@ -114,6 +117,9 @@ def test_a_failure_that_a_fault_explains_is_no_defect(
         (failed(9, resumable=False), WHOLE, ()),  # nothing was done to it
         (failed(9, resumable=False, ended_s=9.0), WHOLE, (KILL,)),  # before the fault
         (failed(9, "INTERNAL"), WHOLE, (KILL,)),
+        (failed(9, "CANCELLED"), WHOLE, (KILL,)),
+        (failed(0, offset=None), None, ()),  # refused for nothing
+        (failed(0, "CANCELLED"), None, (KILL,)),
         (failed(9, "DATA_LOSS"), KILLED, ()),
         (failed(9, "DEADLINE_EXCEEDED"), WHOLE, ()),
         (failed(9, "NOT_FOUND"), KILLED, ()),
@@ -129,9 +135,24 @@ def test_a_failure_that_nothing_explains_is_found(
     assert found(one, wrote, *faults)
 
 
+def life(pid: int, seconds: int, bytes_per_s: float, *, mood: int = 0) -> list[memory.Sample]:
+    """Return samples of a sidecar: all that is loaded at first use, then a slope, and a mood."""
+    return [
+        (float(at), pid, int(50e6 + 4e5 * min(at, 9) + bytes_per_s * at + mood * (at % 7 > 3)))
+        for at in range(seconds)
+    ]
+
+
 def test_memory_that_grows_in_a_long_life_is_found_and_a_beginning_is_not() -> None:
-    grows = [(float(at), 7, 50_000_000 + 300_000 * at) for at in range(60)]
-    flat = [(float(at), 8, 50_000_000 + 1_000_000 * min(at, 9)) for at in range(60)]
+    grows, flat = life(7, 60, 300_000), life(8, 60, 0, mood=500_000)
     (told,) = memory.growth(grows + flat)
     assert "pid 7" in told
     assert memory.growth(grows[:30]) == []
+    assert memory.growth(life(9, 150, 25 * 1024))  # 1 KiB of each of 25 streams a second
+
+
+def test_a_run_says_which_life_it_judged_or_that_none_was_long_enough() -> None:
+    short, long = life(7, 20, 1e6), life(8, 60, 0)
+    assert memory.judged(short) == "memory is not judged: no sidecar lived for 40 s"
+    assert "1 long lives, the longest" in memory.judged(short + long)
+    assert "53.60 MB in the second quarter of 59 s, 53.60 MB in the last" in memory.judged(long)
