@@ -73,6 +73,10 @@ def _end(read: Read, wrote: Written | None, faults: Sequence[Fault]) -> list[str
         return []
     if read.code == "OK":
         return _whole(read, wrote)
+    if read.reason is not None:  # only the status behind its Finish may have been lost
+        if read.offset is not None:
+            return [f"{read.code} ({read.text}) after its Finish"]
+        return _whole(read, wrote) + _explained(read, faults)
     if read.code == "NOT_FOUND":
         return _not_found(read, wrote)
     code = "UNAVAILABLE" if read.code in BROKEN and read.offset is None else read.code

@@ -95,6 +95,7 @@ def test_a_call_that_goes_on_elsewhere_than_its_reader_was_is_found() -> None:
         (failed(9, resumable=False, offset=None), WHOLE, (KILL,)),
         (failed(9, "INTERNAL", resumable=False, offset=None), WHOLE, (KILL,)),
         (failed(9, "CANCELLED", resumable=False, offset=None), WHOLE, (KILL,)),
+        (read(code="UNAVAILABLE"), WHOLE, (KILL,)),  # the Finish came, its status did not
         (failed(0, "RESOURCE_EXHAUSTED"), None, ()),
         (failed(0, offset=None), None, (KILL,)),
         (failed(0, "CANCELLED", offset=None), None, (KILL,)),
@@ -118,6 +119,9 @@ def test_a_failure_that_a_fault_explains_is_no_defect(
         (failed(9, resumable=False, ended_s=9.0), WHOLE, (KILL,)),  # before the fault
         (failed(9, "INTERNAL"), WHOLE, (KILL,)),
         (failed(9, "CANCELLED"), WHOLE, (KILL,)),
+        (read(code="UNAVAILABLE"), WHOLE, ()),
+        (read(code="UNAVAILABLE"), KILLED, (KILL,)),
+        (read(code="UNAVAILABLE", offset=len(TEXT)), KILLED, (KILL,)),
         (failed(0, offset=None), None, ()),  # refused for nothing
         (failed(0, "CANCELLED"), None, (KILL,)),
         (failed(9, "DATA_LOSS"), KILLED, ()),
