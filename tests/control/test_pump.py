@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from rrpa_sidecar.control.pump import Pump
 from rrpa_sidecar.shm.doorbell import Bell, Ringer
@@ -234,3 +235,21 @@ async def test_readers_on_their_way_get_one_turn_after_the_other_until_they_are_
     pump.close()
     await asyncio.sleep(10 * OFTEN_S)
     assert turns == 5
+
+
+def test_a_sweep_that_is_late_when_it_is_asked_for_comes_and_stands_in_nobodys_way(short_dir):
+    """As after a moment in which the process stood still; uvloop has no timer for what is due."""
+
+    async def run() -> None:
+        broker, bell = FakeBroker(), Bell(str(short_dir / "bell"))
+        broker.rest_s = -1.0
+        pump = Pump(broker, bell, NEVER_S)
+        pump.start()
+        assert broker.on_busy is not None
+        broker.on_busy()
+        await broker.next_call()
+        pump.close()
+        bell.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())

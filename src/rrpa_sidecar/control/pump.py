@@ -26,7 +26,9 @@ class Pump:
         self._interval_s = sweep_interval_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._factor = 1
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._due_s = 0.0
+        """When the timer fires, on the loop's clock. uvloop's handle does not know if that is now."""
         self._soon: asyncio.Handle | None = None
 
     def start(self) -> None:
@@ -63,9 +65,10 @@ class Pump:
             self._soon = self._loop.call_soon(self._seek)
         due = self._next_sweep_s(self._loop)
         if self._timer is not None:
-            if self._timer.when() <= due:
+            if self._due_s <= due:
                 return
             self._timer.cancel()
+        self._due_s = due
         self._timer = self._loop.call_at(due, self._sweep)
 
     def _next_sweep_s(self, loop: asyncio.AbstractEventLoop) -> float:
