@@ -23,6 +23,7 @@ from tests.harness import raw_h2
 from tests.harness.processes import Daemon, eventually
 
 READY = "rrpa.v1.RRPAService"
+LIST_MODELS = f"/{READY}/ListModels"
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -117,6 +118,21 @@ def test_new_streams_are_taken_during_the_drain_delay_while_health_says_not_serv
             assert health(held.channel) == NOT_SERVING, "a new engine does not make it ready"
             assert held.answer(b"and here") == b"and here"
         daemon.signal(signal.SIGINT)  # do not wait for the delay
+        assert daemon.wait() == 0
+
+
+def test_calls_that_came_in_before_the_sigterm_are_answered_and_not_dropped() -> None:
+    """gRPC's core hands over one at a time and would end the others with CANCELLED."""
+    with Daemon() as daemon, grpc.insecure_channel(daemon.grpc_address) as channel:
+        ask = channel.unary_unary(LIST_MODELS)
+        ask(b"", timeout=5)
+        daemon.signal(signal.SIGSTOP)
+        answers = [ask.future(b"", timeout=20) for _ in range(50)]
+        time.sleep(0.1)  # they are on their way, and nobody reads them
+        daemon.signal(signal.SIGTERM)
+        daemon.signal(signal.SIGCONT)
+        codes = {answer.code() for answer in answers}
+        assert grpc.StatusCode.CANCELLED not in codes
         assert daemon.wait() == 0
 
 

@@ -114,7 +114,9 @@ class _Daemon:
         self.broker.short_way = batched.step
         self.calls = _Calls(handlers, batched)
         self._fronts: dict[str, FrontEnd] = {
-            "grpcio": GrpcioFrontEnd(create_server(config, handlers, self.health)),
+            "grpcio": GrpcioFrontEnd(
+                create_server(config, handlers, self.health), lambda: handlers.arrived
+            ),
             "batched": BatchedFrontEnd(batched),
         }
         engines = grpc.aio.server(options=engine_server_options(config))

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import socket
+from collections.abc import Callable
 from typing import Protocol
 
 import grpc
@@ -26,6 +27,9 @@ UNBIND_S = 1.0
 """How long gRPC may take to remove the path of a socket; 2 ms is usual."""
 
 LOOK_S = 0.001
+
+QUIET_S, TAKE_IN_S = 0.1, 1.0
+"""No call came for so long: none waits in gRPC's core. Under load one always may, hence the end."""
 
 
 class FrontEnd(Protocol):
@@ -64,10 +68,14 @@ class FrontEnd(Protocol):
 
 
 class GrpcioFrontEnd:
-    """gRPC's own server, which binds by itself."""
+    """gRPC's own server, which binds by itself.
 
-    def __init__(self, server: grpc.aio.Server) -> None:
+    arrived: how many calls its handlers have got so far; None: a call that is lost is no matter.
+    """
+
+    def __init__(self, server: grpc.aio.Server, arrived: Callable[[], int] | None = None) -> None:
         self._server = server
+        self._arrived = arrived
         self._paths: list[str] = []
         self._stopping: asyncio.Task[None] | None = None
 
@@ -87,6 +95,7 @@ class GrpcioFrontEnd:
         await self._server.start()
 
     async def drain(self) -> None:
+        await self._take_in()
         # GOAWAY and the end of listening come at once, the rest when no call is open any more. A
         # call that crosses the GOAWAY on the wire ends with CANCELLED: gRPC's core (1.85) drops
         # what it has not handed to us yet. The batched front end refuses such a call as unseen.
@@ -98,6 +107,20 @@ class GrpcioFrontEnd:
                     await asyncio.sleep(LOOK_S)
         except TimeoutError:
             log.warning("gRPC still listens on %s; it stays ours", ", ".join(self._paths))
+
+    async def _take_in(self) -> None:
+        """Let the calls come in that gRPC's core holds: it hands them over one after the other.
+
+        After a moment in which we stood still, or others had the machine, they may be many.
+        """
+        if self._arrived is None:
+            return
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + TAKE_IN_S
+        seen = -1
+        while (now := self._arrived()) != seen and loop.time() < end_s:
+            seen = now
+            await asyncio.sleep(QUIET_S)
 
     async def stop(self, grace_s: float | None) -> None:
         await self._server.stop(grace_s)

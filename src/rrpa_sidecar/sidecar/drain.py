@@ -73,7 +73,8 @@ async def drain(
 ) -> None:
     """Take no new work, let open streams finish, end those that do not.
 
-    Takes at most `drain_delay_s + drain_timeout_s`, less when nothing is open or `hurry` is set.
+    Takes at most `drain_delay_s + drain_timeout_s`, and a second in which calls still come in that
+    were there before; less when nothing is open or `hurry` is set.
     The doors close after the delay, all at once: a successor may listen there from then on.
     Engines hear of it after that, and attach to the successor; what they do for us goes on.
     """

@@ -47,6 +47,8 @@ class RRPAHandlers:
         self._clock = clock
         self._resume_window_s = resume_window_s
         self._open: dict[Call, _News] = {}
+        self.arrived = 0
+        """Calls so far, of any kind."""
 
     @property
     def open_calls(self) -> int:
@@ -86,6 +88,7 @@ class RRPAHandlers:
         self, serve: Callable[[Broker, bytes], bytes], request: bytes, context: Context
     ) -> bytes:
         """Serve a method whose answer is one message."""
+        self.arrived += 1
         try:
             return serve(self._broker, request)
         except Exception as error:  # noqa: BLE001 - all of them become a status
@@ -98,6 +101,7 @@ class RRPAHandlers:
     async def _stream(
         self, request: bytes, context: Context, frames: Frames, opening: Opening
     ) -> None:
+        self.arrived += 1
         call = Call(self._metrics, self._clock, self._resume_window_s)
         deadline_ns = self._deadline_ns(context)
         try:
