@@ -28,7 +28,7 @@ class Pump:
         self._factor = 1
         self._timer: asyncio.Handle | None = None
         self._due_s = 0.0
-        """When the timer fires, on the loop's clock. uvloop's handle does not know if that is now."""
+        """When the timer fires, on the loop's clock. Of now, uvloop's handle has no time."""
         self._soon: asyncio.Handle | None = None
 
     def start(self) -> None:
