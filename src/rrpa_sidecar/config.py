@@ -111,7 +111,8 @@ class Config:
     shm_timeout_s: float = setting(
         30.0,
         "How long the file of a resumable stream stays after its end and after its last reader "
-        "left, and how long one that nobody owns stays after it was found. At least 1.",
+        "left, and how long one that nobody owns stays after it was found. At least 1, and at "
+        "least --resume-window.",
         kind=kinds.ONE_SECOND_OR_MORE,
         group=SHM,
     )
@@ -187,8 +188,8 @@ class Config:
     )
     take_over_timeout_s: float = setting(
         0.0,
-        "At the start: how long to wait for addresses that another process has. 0: an address in "
-        "use is an error at once.",
+        "At the start: how long to wait for addresses that another process has; longer than its "
+        "--drain-delay. 0: an address in use is an error at once.",
         kind=kinds.SECONDS,
         group=LIMITS,
     )
@@ -326,6 +327,8 @@ def _cross_checks(config: Config, skip: set[str]) -> list[_Fault]:
         (("shm_bytes", "stream_bytes"), _budget_fault(config)),
         (("engine_socket", "envoy_socket"), _same_socket_fault(config)),
         (("listen", "metrics_listen"), _same_port_fault(config)),
+        (("resume_window_s", "shm_timeout_s"), _resume_window_fault(config)),
+        (("take_over_timeout_s", "drain_delay_s"), _take_over_fault(config)),
         (("envoy_tls_cert", "envoy_tls_key"), _half_certificate_fault(config)),
         (("envoy_health_interval_s", "envoy_health_timeout_s"), _health_fault(config)),
     ]
@@ -368,6 +371,26 @@ def _same_port_fault(config: Config) -> str:
     if port == 0 or config.listen != config.metrics_listen:
         return ""
     return f"--metrics-listen: {config.listen} is taken by --listen; give each its own port"
+
+
+def _resume_window_fault(config: Config) -> str:
+    if config.resume_window_s <= config.shm_timeout_s:
+        return ""
+    return (
+        f"--shm-timeout: {config.shm_timeout_s:g} s is shorter than --resume-window"
+        f" {config.resume_window_s:g} s, so that a stream which ends would be gone before its"
+        " reader's time is over; make it at least as long"
+    )
+
+
+def _take_over_fault(config: Config) -> str:
+    if not 0 < config.take_over_timeout_s <= config.drain_delay_s:
+        return ""
+    return (
+        f"--take-over-timeout: {config.take_over_timeout_s:g} s is not longer than --drain-delay"
+        f" {config.drain_delay_s:g} s, for which a sidecar with the same settings keeps its"
+        " addresses; make it longer"
+    )
 
 
 def _half_certificate_fault(config: Config) -> str:

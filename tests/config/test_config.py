@@ -148,6 +148,14 @@ def test_times_are_seconds_from_0_to_a_day(text: str) -> None:
         ({"envoy_tls_cert": "/etc/hostname"}, "--envoy-tls-key: not given"),
         ({"envoy_tls_cert": "/no/such"}, "no readable file"),
         ({"envoy_health_timeout_s": "11"}, "--envoy-health-timeout"),
+        (
+            {"resume_window_s": "31"},
+            "--shm-timeout: 30 s is shorter than --resume-window 31 s",
+        ),
+        (
+            {"take_over_timeout_s": "5", "drain_delay_s": "5"},
+            "--take-over-timeout: 5 s is not longer than --drain-delay 5 s",
+        ),
         ({"envoy_admin": "0.0.0.0:9901"}, "loopback"),
         ({"log_level": "loud"}, "none, error, warning, info, debug"),
         ({"shm_dir": "shm"}, "absolute path"),
@@ -157,6 +165,12 @@ def test_times_are_seconds_from_0_to_a_day(text: str) -> None:
 def test_each_fault_says_which_setting_and_what_to_do(flags: dict[str, str], words: str) -> None:
     (line,) = faults(**flags)
     assert words in line
+
+
+def test_times_that_agree_just_so_are_taken() -> None:
+    assert Config.load({"resume_window_s": "30"}, {})
+    assert Config.load({"take_over_timeout_s": "5.1", "drain_delay_s": "5"}, {})
+    assert Config.load({"drain_delay_s": "5"}, {}), "it waits for nobody"
 
 
 def test_two_free_ports_on_one_host_are_no_clash() -> None:

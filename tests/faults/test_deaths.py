@@ -50,7 +50,7 @@ def impatient(envoy: Envoy) -> Envoy:
 def test_a_stream_that_envoy_cuts_for_its_silence_is_read_to_its_end_within_the_shm_timeout() -> (
     None
 ):
-    settings = {"resume_window_s": 5, "shm_timeout_s": SHM_TIMEOUT_S}
+    settings = {"resume_window_s": SHM_TIMEOUT_S, "shm_timeout_s": SHM_TIMEOUT_S}
     with Stack(settings) as stack, impatient(Envoy(stack.daemon)) as envoy:
         caller = GrpcCaller("Envoy", envoy.address, envoy.ca)
         request = replay([b"first ", "späte ".encode(), b"last"], delays_s=[0, SILENT_S, 0])

@@ -30,7 +30,7 @@ from tests.shm.support import exit_of, fork
 ROUNDS = int(os.environ.get("RRPA_ROUNDS", "3"))
 STREAMS = 10
 STREAM_BYTES = 128 * 1024
-SETTINGS = {"shm_timeout_s": 1, "stream_bytes": STREAM_BYTES}
+SETTINGS = {"shm_timeout_s": 1, "resume_window_s": 1, "stream_bytes": STREAM_BYTES}
 
 
 @pytest.fixture

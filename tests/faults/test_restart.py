@@ -120,7 +120,7 @@ def stage(tmp_path: pathlib.Path) -> Iterator[Any]:
     with contextlib.ExitStack() as opened:
 
         def made(**settings: Any) -> tuple[Daemon, Recorder]:
-            daemon = Daemon(**{"resume_window_s": 10, "shm_timeout_s": 1, **settings})
+            daemon = Daemon(**{"resume_window_s": 3, "shm_timeout_s": 3, **settings})
             opened.callback(daemon.clean)
             opened.enter_context(daemon)
             for flag, address in (

@@ -43,7 +43,7 @@ class Scene(contextlib.ExitStack):
         super().__init__()
         self._folder = folder
         self.daemon = Daemon(
-            stream_bytes="1MiB", shm_bytes="512MiB", shm_timeout_s=5, resume_window_s=10
+            stream_bytes="1MiB", shm_bytes="512MiB", shm_timeout_s=8, resume_window_s=8
         )
         self.callback(self.daemon.clean)
         self.enter_context(self.daemon)
