@@ -106,6 +106,23 @@ def test_stream_that_nobody_comes_back_to_is_stopped_after_the_window_and_not_be
     assert engine.cancelled == [stream.stream_id]
 
 
+def test_wish_to_stop_that_is_repeated_makes_no_other_stream_wait_longer(
+    broker, cast, config, clock, shm
+):
+    writer = LogWriter.create(shm, NAME, stream_bytes=STREAM_BYTES, clock=clock)
+    broker.cancel_stream(NAME)  # it is live, but its engine is not known
+    engine = cast.engine()
+    stream = cast.open(resumable=True)
+    engine.write(stream, b"one ")
+    stream.leave()
+    clock.jump_s(config.resume_window_s / 2)
+    broker.cancel_stream(NAME)
+    clock.jump_s(config.resume_window_s / 2)
+    broker.sweep()
+    assert engine.cancelled == [stream.stream_id]
+    writer.close()
+
+
 def test_stream_that_had_not_begun_when_it_was_stopped_can_still_be_read(
     broker, cast, config, clock
 ):

@@ -3,8 +3,9 @@
 Pure logic but for the shared-memory calls: no asyncio, no gRPC, no locks. Everything runs on
 the thread of one event loop. `gate.py` says who may come in, `dispatch.py` who runs and who
 waits, `watch.py` what the logs say, `readers.py` who reads and who is waited for, `finding.py`
-what an id of earlier times names, `burial.py` and `kept.py` what stays when all is over, `pump.py`
-when to look; `attach_service.py` speaks to engines.
+what an id of earlier times names, `resuming.py` what clients ask of it, `attachments.py` which
+engines there are, `adoption.py` what they bring along, `burial.py` and `kept.py` what stays when
+all is over, `pump.py` when to look; `attach_service.py` speaks to engines.
 
 The way of a token: an engine rings → `scan` reads each engine's table, one read and one more for
 every 128 streams → the front end's short way takes what moved, from the table alone or with one

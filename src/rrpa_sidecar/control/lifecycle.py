@@ -1,4 +1,5 @@
-"""A stream's life as one table. What happens on the way is in `broker.py`."""
+"""A stream's life as one table. What every step has with it is in `broker.py`; who takes which
+step: `dispatch`, `readers`, `attachments`, `adoption`, `resuming`, `finding` and `watch`."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ class State(Enum):
     AWAITED = auto()
     """Somebody reads it, but this process knows neither engine nor log: it may be announced yet."""
     FOUND = auto()
-    """Its log was found, of a time before this process; its engine is not known (yet)."""
+    """Its log was found, kept here or of an earlier process; its engine is not known (yet)."""
     ENDED = auto()
     """All is known; its readers have not taken all of it yet."""
     LEAVING = auto()

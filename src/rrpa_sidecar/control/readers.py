@@ -77,9 +77,9 @@ class Readers:
             self._advance(stream, Step.LEAVE)
 
     def miss(self, stream: LiveStream) -> None:
-        """Wait for a reader, as long as the window is."""
+        """Wait for a reader, as long as the window is; one that is waited for has its time."""
         if self._window_ns:
-            self._missed[stream] = self._clock.now_ns() + self._window_ns
+            self._missed.setdefault(stream, self._clock.now_ns() + self._window_ns)
         else:
             self._give_up(stream)
 

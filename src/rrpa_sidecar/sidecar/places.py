@@ -89,7 +89,6 @@ class _Patience:
     """Waits for addresses: so long for all of them together."""
 
     def __init__(self, timeout_s: float, stop: asyncio.Event) -> None:
-        self._timeout_s = timeout_s
         self._end_s = time.monotonic() + timeout_s
         self._stop = stop
 
