@@ -14,13 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rrpa_sidecar import config_kinds as kinds
+from rrpa_sidecar.config_checks import Fault, cross_checks
 from rrpa_sidecar.config_kinds import Kind
 from rrpa_sidecar.errors import StartupError
 
 ENV_PREFIX = "RRPA_"
-PAGE_BYTES = 65536
-MAX_STREAM_BYTES = 1024**4
-"""These two are shm/layout.py's, which is a layer above; a test compares them."""
 MIB = 1024 * 1024
 
 
@@ -257,7 +255,7 @@ class Config:
         """
         values, faults = _parse_all(flags or {}, environ or {})
         config = cls(**values)
-        faults += _cross_checks(config, skip={fault.name for fault in faults})
+        faults += cross_checks(config, skip={fault.name for fault in faults})
         if faults:
             raise ConfigErrors([fault.line for fault in faults])
         return config
@@ -296,17 +294,11 @@ def settings() -> Iterator[Setting]:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Fault:
-    name: str
-    line: str
-
-
 def _parse_all(
     flags: Mapping[str, str | None], environ: Mapping[str, str]
-) -> tuple[dict[str, Any], list[_Fault]]:
+) -> tuple[dict[str, Any], list[Fault]]:
     values: dict[str, Any] = {}
-    faults: list[_Fault] = []
+    faults: list[Fault] = []
     for each in settings():
         text, where = flags.get(each.name), each.flag
         if text is None:
@@ -316,96 +308,5 @@ def _parse_all(
         try:
             values[each.name] = each.kind.parse(text.strip())
         except ValueError as error:
-            faults.append(_Fault(each.name, f"{where}: {error}"))
+            faults.append(Fault(each.name, f"{where}: {error}"))
     return values, faults
-
-
-def _cross_checks(config: Config, skip: set[str]) -> list[_Fault]:
-    """Return the faults between settings; those that are wrong alone are not judged again."""
-    checks = [
-        (("stream_bytes",), _stream_bytes_fault(config)),
-        (("shm_bytes", "stream_bytes"), _budget_fault(config)),
-        (("engine_socket", "envoy_socket"), _same_socket_fault(config)),
-        (("listen", "metrics_listen"), _same_port_fault(config)),
-        (("resume_window_s", "shm_timeout_s"), _resume_window_fault(config)),
-        (("take_over_timeout_s", "drain_delay_s"), _take_over_fault(config)),
-        (("envoy_tls_cert", "envoy_tls_key"), _half_certificate_fault(config)),
-        (("envoy_health_interval_s", "envoy_health_timeout_s"), _health_fault(config)),
-    ]
-    return [_Fault(names[0], line) for names, line in checks if line and not skip & set(names)]
-
-
-def _stream_bytes_fault(config: Config) -> str:
-    found = config.stream_bytes
-    if found > MAX_STREAM_BYTES:
-        return (
-            f"--stream-bytes: {found} is more than the format's 1TiB ({MAX_STREAM_BYTES});"
-            " use a smaller one"
-        )
-    if found >= 2 * PAGE_BYTES and found % PAGE_BYTES == 0:
-        return ""
-    return (
-        f"--stream-bytes: {found} is not a multiple of 64KiB of at least 128KiB"
-        f" ({2 * PAGE_BYTES}); use {max(2, -(-found // PAGE_BYTES)) * PAGE_BYTES}"
-    )
-
-
-def _budget_fault(config: Config) -> str:
-    if config.shm_bytes >= config.stream_bytes:
-        return ""
-    return (
-        f"--shm-bytes: {config.shm_bytes} holds no stream of {config.stream_bytes} bytes"
-        " (--stream-bytes); raise the first or lower the second"
-    )
-
-
-def _same_socket_fault(config: Config) -> str:
-    engine, envoy = config.engine_socket, config.envoy_socket
-    if envoy not in (engine, engine + kinds.BELL_SUFFIX):
-        return ""
-    return f"--envoy-socket: {envoy} is taken by --engine-socket {engine}; give each its own path"
-
-
-def _same_port_fault(config: Config) -> str:
-    port = kinds.split_address(config.listen)[1]
-    if port == 0 or config.listen != config.metrics_listen:
-        return ""
-    return f"--metrics-listen: {config.listen} is taken by --listen; give each its own port"
-
-
-def _resume_window_fault(config: Config) -> str:
-    if config.resume_window_s <= config.shm_timeout_s:
-        return ""
-    return (
-        f"--shm-timeout: {config.shm_timeout_s:g} s is shorter than --resume-window"
-        f" {config.resume_window_s:g} s, so that a stream which ends would be gone before its"
-        " reader's time is over; make it at least as long"
-    )
-
-
-def _take_over_fault(config: Config) -> str:
-    if not 0 < config.take_over_timeout_s <= config.drain_delay_s:
-        return ""
-    return (
-        f"--take-over-timeout: {config.take_over_timeout_s:g} s is not longer than --drain-delay"
-        f" {config.drain_delay_s:g} s, for which a sidecar with the same settings keeps its"
-        " addresses; make it longer"
-    )
-
-
-def _half_certificate_fault(config: Config) -> str:
-    if bool(config.envoy_tls_cert) == bool(config.envoy_tls_key):
-        return ""
-    given, missing = "--envoy-tls-cert", "--envoy-tls-key"
-    if config.envoy_tls_key:
-        given, missing = missing, given
-    return f"{missing}: not given, but {given} is; give both or neither"
-
-
-def _health_fault(config: Config) -> str:
-    if config.envoy_health_timeout_s <= config.envoy_health_interval_s:
-        return ""
-    return (
-        f"--envoy-health-timeout: {config.envoy_health_timeout_s:g} s is longer than"
-        f" --envoy-health-interval {config.envoy_health_interval_s:g} s; make it shorter"
-    )

@@ -10,7 +10,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from rrpa_sidecar import config
+from rrpa_sidecar import config_checks
 from rrpa_sidecar.cli.group import cli
 from rrpa_sidecar.cli.settings import EXIT_CONFIG
 from rrpa_sidecar.config import Config, ConfigErrors, settings
@@ -80,8 +80,8 @@ def test_a_stream_is_a_multiple_of_64_kib_of_at_least_128_kib(text: str, refused
 
 
 def test_what_config_repeats_of_the_formats_layout_and_engines_of_config_is_equal() -> None:
-    assert config.PAGE_BYTES == layout.PAGE_BYTES
-    assert config.MAX_STREAM_BYTES == layout.MAX_STREAM_BYTES
+    assert config_checks.PAGE_BYTES == layout.PAGE_BYTES
+    assert config_checks.MAX_STREAM_BYTES == layout.MAX_STREAM_BYTES
     assert Config().stream_bytes == layout.DEFAULT_STREAM_BYTES
     defaults = inspect.signature(attach).parameters
     assert defaults["engine_socket"].default == Config().engine_socket
