@@ -238,7 +238,10 @@ class Config:
 
     @property
     def max_open_calls(self) -> int:
-        """Calls that can be running or waiting at once; Envoy's circuit breakers use it too."""
+        """Calls that can be running or waiting at once. As many again may read resumed streams.
+
+        Envoy's circuit breakers use it too.
+        """
         return self.max_streams + self.queue_limit
 
     @classmethod

@@ -20,12 +20,14 @@ from rrpa_sidecar.errors import (
     EngineStatus,
     InvalidRequest,
     OffsetOutOfRange,
+    ShmFull,
     StreamNotFound,
 )
 from rrpa_sidecar.pb.engine_pb2 import OpenStream
 from rrpa_sidecar.shm import layout
 from rrpa_sidecar.shm.directory import Space
 from rrpa_sidecar.shm.end import End
+from rrpa_sidecar.shm.memory import Memory
 from rrpa_sidecar.shm.table import Moves
 from rrpa_sidecar.shm.writer import LogWriter
 from rrpa_sidecar.status import MESSAGE_LIMIT_BYTES
@@ -704,12 +706,54 @@ def test_unknown_stream_is_waited_for_shortly_after_the_start_and_then_not_found
     assert_at_rest(broker)
 
 
-def test_no_more_unknown_streams_are_waited_for_than_calls_may_be_open(broker, config):
-    readings = [resume(broker, secrets.token_hex(16)) for _ in range(config.max_open_calls)]
-    with pytest.raises(CapacityExhausted, match=str(config.max_open_calls)):
-        resume(broker, NAME)
+@pytest.mark.parametrize("which", ["unknown", "live", "kept"])
+def test_no_more_streams_are_resumed_at_once_than_calls_may_be_open(broker, cast, config, which):
+    engine, stream = cast.engine(), cast.open(resumable=True)
+    engine.write(stream, b"abc")
+    if which == "kept":
+        engine.finish(stream)
+        stream.leave()
+
+    def one_more() -> Reading:
+        return resume(broker, secrets.token_hex(16) if which == "unknown" else stream)
+
+    readings = [one_more() for _ in range(config.max_open_calls)]
+    for _ in range(2):  # a refusal leaves nothing behind
+        with pytest.raises(CapacityExhausted, match=f"^{config.max_open_calls} calls") as caught:
+            one_more()
+    assert len(str(caught.value).encode()) <= MESSAGE_LIMIT_BYTES
+    stream.leave()  # its own call is none of them
     readings.pop().leave()
-    resume(broker, NAME)
+    one_more()
+    with pytest.raises(CapacityExhausted):
+        one_more()
+
+
+def test_one_stream_has_so_few_readers_that_its_tokens_hold_up_nobody_elses(
+    broker, cast, monkeypatch
+):
+    monkeypatch.setattr("rrpa_sidecar.control.readers.READERS_PER_STREAM", 3)
+    engine = cast.engine()
+    stream, other = cast.open(), cast.open()
+    engine.write(stream, b"abc")
+    readings = [resume(broker, stream) for _ in range(2)]
+    with pytest.raises(CapacityExhausted, match="3 calls read this stream"):
+        resume(broker, stream)
+    resume(broker, other)
+    readings.pop().leave()
+    resume(broker, stream)
+
+
+def test_nobody_resumes_while_the_process_is_short_of_memory(broker, cast):
+    class Short(Memory):
+        def take(self, size: int) -> None:
+            raise ShmFull("1 of 2 bytes")
+
+    cast.engine()
+    stream = cast.open(resumable=True)
+    broker._gate._memory = Short([])
+    with pytest.raises(CapacityExhausted, match="short of memory: 1 of 2 bytes"):
+        resume(broker, stream)
 
 
 # --- Stopping -----------------------------------------------------------------------------

@@ -45,18 +45,18 @@ def test_call_beyond_envoys_own_limit_is_told_the_limit(
     try:
         with Edge(sidecar) as edge, edge.channel() as channel:  # type: ignore[attr-defined]
             stub = RRPAServiceStub(channel)
-            calls = [stub.CreateStream(message("held", prompt="30")) for _ in range(3)]
-            assert [next(call).data for call in calls] == [b"held"] * 3
-            # A client whose connection may hold only 3 streams waits; another is refused.
+            calls = [stub.CreateStream(message("held", prompt="30")) for _ in range(6)]
+            assert [next(call).data for call in calls] == [b"held"] * 6
+            # A client whose connection may hold only 6 streams waits; another is refused.
             reply = edge.post({"model": "x"})
             assert reply.status == 429, reply
-            assert "3 calls are in flight" in reply.body
+            assert "6 calls are in flight" in reply.body
             with edge.channel(**{"grpc.use_local_subchannel_pool": 1}) as other:
                 call = RRPAServiceStub(other).CreateStream(message("x"))
                 with pytest.raises(grpc.RpcError) as caught:
                     list(call)
             assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert "3 calls are in flight" in caught.value.details()
+            assert "6 calls are in flight" in caught.value.details()
             for call in calls:
                 call.cancel()
     finally:

@@ -229,7 +229,7 @@ def test_sockets_limits_and_capacity_are_the_sidecars() -> None:
     assert admin == {"address": "127.0.0.1", "port_value": 1}
     endpoint = cluster(tree)["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]
     assert endpoint["address"]["pipe"]["path"] == "/run/rrpa/envoy.sock"
-    calls = 64 // 16 + 7 + upstream.REFUSAL_ROOM
+    calls = 2 * (64 // 16 + 7) + upstream.REFUSAL_ROOM
     breaker = cluster(tree)["circuit_breakers"]["thresholds"][0]
     assert breaker["max_requests"] == breaker["max_pending_requests"] == calls
     assert manager(tree)["http2_protocol_options"]["max_concurrent_streams"] == calls

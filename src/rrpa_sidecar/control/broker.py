@@ -136,7 +136,9 @@ class Broker:
             self._quarantine,
         )
         self._stalls = Stalls(int(config.stall_timeout_s * 1e9), self._watch.look)
-        self._readers = Readers(self._watch, clock, config.resume_window_s, self._advance)
+        self._readers = Readers(
+            self._watch, clock, config.resume_window_s, config.max_open_calls, self._advance
+        )
         self._finder = Finder(
             directory,
             self._streams,
@@ -144,7 +146,6 @@ class Broker:
             self._watch,
             clock,
             config.resume_window_s,
-            config.max_open_calls,
             self._advance,
         )
         adoption = Adoption(
@@ -222,6 +223,7 @@ class Broker:
         """
         if self._gate.draining:
             raise Draining("the sidecar is draining; resume the stream shortly")
+        self._gate.check_memory(0)
         reading = self._resuming.resume(self, stream_id, offset, labels)
         self._tell_busy()
         return reading

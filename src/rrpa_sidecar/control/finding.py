@@ -8,7 +8,7 @@ from rrpa_sidecar.control.lifecycle import State, Step
 from rrpa_sidecar.control.live import Advance, Labels, LiveStream
 from rrpa_sidecar.control.requests import shortened
 from rrpa_sidecar.control.watch import Watch
-from rrpa_sidecar.errors import CapacityExhausted, InvalidRequest, SegmentMissing, StreamNotFound
+from rrpa_sidecar.errors import InvalidRequest, SegmentMissing, StreamNotFound
 from rrpa_sidecar.shm import layout
 from rrpa_sidecar.shm.directory import SegmentDirectory
 from rrpa_sidecar.shm.reader import LogReader
@@ -20,7 +20,6 @@ class Finder:
 
     streams: all that are not GONE, by id; the broker's.
     window_s: how long after its beginning an engine may still announce a stream.
-    awaited_limit: most streams that may be waited for at once.
     """
 
     def __init__(
@@ -31,7 +30,6 @@ class Finder:
         watch: Watch,
         clock: Clock,
         window_s: float,
-        awaited_limit: int,
         advance: Advance,
     ) -> None:
         self._directory = directory
@@ -40,7 +38,6 @@ class Finder:
         self._watch = watch
         self._clock = clock
         self._await_until_ns = clock.now_ns() + round(window_s * 1e9)
-        self._awaited_limit = awaited_limit
         self._advance = advance
         self._awaited: dict[LiveStream, None] = {}
 
@@ -53,7 +50,7 @@ class Finder:
           InvalidRequest: the id is none.
           StreamNotFound: nobody knows it, or its clients have left it.
           CorruptLog: the file of its name is none of ours.
-          CapacityExhausted: too many files are open, or too many streams are waited for.
+          CapacityExhausted: too many files are open.
         """
         if not layout.is_id(stream_id):
             raise InvalidRequest(
@@ -122,11 +119,6 @@ class Finder:
         return stream
 
     def _unseen(self, stream_id: str) -> LiveStream:
-        if len(self._awaited) >= self._awaited_limit:
-            raise CapacityExhausted(
-                f"{self._awaited_limit} streams are waited for, which is the limit; try again"
-                " shortly"
-            )
         stream = self._made(stream_id, State.AWAITED, None)
         self._awaited[stream] = None
         return stream

@@ -67,7 +67,7 @@ class Gate:
             )
         check_room()
         self.check_space()
-        self._check_memory(size_bytes)
+        self.check_memory(size_bytes)
         self._check_queue(model, size_bytes)
 
     def check_engine(self) -> None:
@@ -101,7 +101,11 @@ class Gate:
                 return False
         return True
 
-    def _check_memory(self, size_bytes: int) -> None:
+    def check_memory(self, size_bytes: int) -> None:
+        """Raise CapacityExhausted while this process is near its limit of memory.
+
+        size_bytes: of the call's request, as far as it will be held.
+        """
         # A request that waits costs about 1.5 times its size.
         try:
             self._memory.take(CALL_BYTES + 2 * size_bytes)

@@ -9,7 +9,7 @@ from rrpa_sidecar.control.lifecycle import GENERATES, MAY_GO_ON, State, Step
 from rrpa_sidecar.control.live import Advance, LiveStream
 from rrpa_sidecar.control.reading import Reading
 from rrpa_sidecar.control.watch import Watch
-from rrpa_sidecar.errors import OffsetOutOfRange
+from rrpa_sidecar.errors import CapacityExhausted, OffsetOutOfRange
 from rrpa_sidecar.stream.seek import Seeker
 
 log = logging.getLogger(__name__)
@@ -17,6 +17,10 @@ log = logging.getLogger(__name__)
 SEEK_BYTES = 1024 * 1024
 """Of a log that are read at once to find a place: 0.3 ms of ASCII, 3 ms of characters of random
 lengths (CPython 3.11, 2-core x86-64, one run). Others want their tokens meanwhile."""
+
+READERS_PER_STREAM = 64
+"""Each move of a stream with several readers wakes all of them, at 10 to 50 µs each, in the loop
+that carries everybody's tokens. A client whose lost calls are not noticed yet needs a few."""
 
 ENDS_BY_ITSELF = frozenset({State.STOPPING, State.LOSING, State.LEAVING, State.GONE})
 """States of which a missing reader is no reason to leave."""
@@ -26,19 +30,42 @@ class Readers:
     """Takes the steps of a stream's life that its readers cause.
 
     window_s: how long a stream that may go on does so without a reader.
+    resumed_limit: most readings at once that were resumed. The others are limited by the queue
+      and the engines' slots; nothing else limits these.
     """
 
-    def __init__(self, watch: Watch, clock: Clock, window_s: float, advance: Advance) -> None:
+    def __init__(
+        self, watch: Watch, clock: Clock, window_s: float, resumed_limit: int, advance: Advance
+    ) -> None:
         self._watch = watch
         self._clock = clock
         self._window_ns = round(window_s * 1e9)
+        self._resumed_limit = resumed_limit
         self._advance = advance
+        self._resumed = 0
         self._seekers: dict[Reading, Seeker] = {}
         self._missed: dict[LiveStream, int] = {}  # → when it is given up; soonest first
+
+    def check_room(self) -> None:
+        """Raise CapacityExhausted unless one more call may resume a stream."""
+        if self._resumed >= self._resumed_limit:
+            raise CapacityExhausted(
+                f"{self._resumed} calls read resumed streams, which is the limit (--shm-bytes /"
+                " --stream-bytes + --queue-limit); try again shortly"
+            )
+
+    def check_stream(self, stream: LiveStream) -> None:
+        """Raise CapacityExhausted unless one more call may read this stream."""
+        if len(stream.readings) >= READERS_PER_STREAM:
+            raise CapacityExhausted(
+                f"{len(stream.readings)} calls read this stream, which is the limit; end some of"
+                " them, then resume"
+            )
 
     def join(self, reading: Reading) -> None:
         """Add a reader to its stream."""
         stream = reading.stream
+        self._resumed += reading.resumed
         self._missed.pop(stream, None)
         stream.unclaimed = False
         stream.readings.append(reading)
@@ -61,6 +88,7 @@ class Readers:
         if reading.left:
             return
         reading.let_go()
+        self._resumed -= reading.resumed
         self._seekers.pop(reading, None)
         stream = reading.stream
         stream.readings.remove(reading)

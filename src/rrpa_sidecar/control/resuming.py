@@ -41,7 +41,9 @@ class Resuming:
 
     def resume(self, keeper: Keeper, stream_id: str, offset: int, labels: Labels) -> Reading:
         """See `Broker.resume`."""
+        self._readers.check_room()
         stream = self._finder.find(stream_id, wait=True)
+        self._readers.check_stream(stream)  # one that was made just now has no reader
         timing, meter = Timing(self._clock.now_ns()), self._metrics.model(stream.model)
         reading = Reading(keeper, stream, labels, timing, meter, offset)
         self._readers.join(reading)

@@ -38,8 +38,11 @@ PANIC_THRESHOLD_PERCENT = 50.0
 
 
 def max_calls(config: Config) -> int:
-    """Return how many calls Envoy carries at once before it refuses one itself."""
-    return config.max_open_calls + REFUSAL_ROOM
+    """Return how many calls Envoy carries at once before it refuses one itself.
+
+    Beside the calls that run or wait as many may read resumed streams.
+    """
+    return 2 * config.max_open_calls + REFUSAL_ROOM
 
 
 def cluster(config: Config) -> Tree:

@@ -17,5 +17,8 @@ KEEPALIVE_S, KEEPALIVE_TIMEOUT_S = 20, 10
 
 
 def streams_limit(config: Config) -> int:
-    """Return how many streams one connection may have open (SETTINGS_MAX_CONCURRENT_STREAMS)."""
-    return config.max_open_calls + ROOM_FOR_REFUSALS
+    """Return how many streams one connection may have open (SETTINGS_MAX_CONCURRENT_STREAMS).
+
+    Beside the calls that run or wait as many may read resumed streams.
+    """
+    return 2 * config.max_open_calls + ROOM_FOR_REFUSALS
