@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from rrpa_sidecar.control.broker import Broker, Labels
+from rrpa_sidecar.control.adoption import UNBORN_PER_CALL
+from rrpa_sidecar.control.broker import Broker, Labels, Reading
 from rrpa_sidecar.control.engines import STREAMS_PER_SLOT
 from rrpa_sidecar.errors import EngineLost, InvalidRequest
 from rrpa_sidecar.metrics import Metrics
 from rrpa_sidecar.pb.engine_pb2 import OpenStream
+from rrpa_sidecar.shm.end import End
 from rrpa_sidecar.stream.events import Finished
 from tests.control.engine import (
     STREAM_BYTES,
@@ -112,10 +114,10 @@ def test_adoptions_are_said_before_anything_is_submitted_and_take_their_slots(su
     second.leave()
 
 
-def cast_request() -> bytes:
+def cast_request(model: str = "test") -> bytes:
     from rrpa_sidecar.pb.rrpa_pb2 import CreateStreamRequest
 
-    return CreateStreamRequest(model="test").SerializeToString()
+    return CreateStreamRequest(model=model).SerializeToString()
 
 
 def test_queued_streams_take_no_slot_that_an_announced_one_will_need(survivor, successor, cast):
@@ -626,3 +628,87 @@ def test_metrics_count_nothing_that_was_refused(survivor, successor, metrics: Me
     engine = survivor()
     engine.attach(announced("c" * 32, begun=True))
     assert metrics.totals.streams_adopted == 0
+
+
+# --- Engines that lie ---------------------------------------------------------------------
+
+
+def unborn(number: int) -> OpenStream:
+    return announced(f"{number:032x}", begun=False)
+
+
+def test_streams_that_exist_in_an_announcement_only_take_no_room_of_others(
+    survivor, successor, cast, config
+):
+    engine = survivor(capacity=32).attach(*map(unborn, range(32)))
+    assert len(engine.adopted) == 32 > config.max_streams
+    assert successor.shm_used_bytes() == 0
+    other = survivor(model="other").attach()
+    stream = successor.open(cast_request("other"), LABELS, None)
+    assert [each.stream_id for each in other.submitted] == [stream.stream_id]
+    begun = f"{5:032x}"
+    engine.begin(begun)
+    reading = successor.resume(begun, 0, LABELS)
+    engine.write(reading, b"it is real")
+    assert successor.shm_used_bytes() == 2 * STREAM_BYTES, "a file costs what it may become"
+    reading.leave()
+    stream.leave()
+
+
+def test_no_more_streams_without_a_file_are_taken_in_than_calls_could_have_made(
+    survivor, successor, config
+):
+    limit = UNBORN_PER_CALL * config.max_open_calls
+    engine = survivor(b"real", capacity=limit + 2)
+    (real,) = ids(engine)
+    engine.attach(*map(unborn, range(limit + 1)), announced(real))
+    assert engine.cancelled == [f"{limit:032x}"]
+    assert real in engine.adopted, "a file is no lie"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a file away")
+def test_engine_of_another_user_ends_no_attachment_by_its_name(broker, cast, shm):
+    owner = cast.engine(name="twin")
+    stream = cast.open()
+    owner.write(stream, b"abc")
+    thief = owner.again()
+    os.chown(f"{shm.path}/rrpa_table_{thief.table_id}", 12345, -1)
+    thief.attach(announced(stream.stream_id))
+    assert (thief.adopted, thief.cancelled, owner.closed) == ({}, [stream.stream_id], [])
+    owner.write(stream, b"d")
+    assert read_all(stream) == (b"abcd", None)
+    stream.leave()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a file away")
+def test_engine_of_another_user_gets_no_lost_stream_whose_log_was_not_seen(broker, cast, shm):
+    owner = cast.engine()
+    stream = cast.open()
+    broker.detach(owner.engine, "its connection broke")
+    thief, back = owner.again(), owner.again()
+    os.chown(f"{shm.path}/rrpa_table_{thief.table_id}", 12345, -1)
+    thief.attach(unborn_as(stream))
+    assert (thief.adopted, thief.cancelled) == ({}, [stream.stream_id])
+    back.attach(unborn_as(stream))
+    assert list(back.adopted) == [stream.stream_id]
+    stream.leave()
+
+
+def unborn_as(stream: Reading) -> OpenStream:
+    return announced(stream.stream_id, begun=False)
+
+
+def test_a_reader_that_takes_others_along_when_it_leaves_does_not_spoil_an_announcement(
+    broker, cast
+):
+    engine = cast.engine()
+    streams = [cast.open() for _ in range(2)]
+    for stream in streams:
+        engine.write(stream, b"abc")
+    broker.detach(engine.engine, "its connection broke")
+    broker.cancel_stream(streams[1].stream_id)
+    engine.writers[streams[0].stream_id].finish(End(reason=1))
+    streams[0].waker = streams[1].leave  # both came over one connection, which is gone
+    back = engine.again().attach(*(announced(each.stream_id) for each in streams))
+    assert back.cancelled == [streams[1].stream_id]
+    streams[0].leave()

@@ -544,6 +544,37 @@ def test_of_too_many_kept_files_the_oldest_goes(broker, cast, shm, monkeypatch, 
     assert read_all(resume(broker, kept[1]))[0] == b"all of it"
 
 
+def test_refused_requests_push_out_nobody_s_answer(broker, cast, monkeypatch, later):
+    monkeypatch.setattr("rrpa_sidecar.control.kept.LIMIT", 3)
+    answer = finished(cast)
+    cast.engine("full", capacity=1)
+    cast.open("full")
+    refused = [cast.open("full", resumable=True, timeout_s=1e-9) for _ in range(4)]
+    broker._dispatch.refuse_late(broker._clock.now_ns() + 1)
+    for each in refused:
+        assert isinstance(failure(each.poll()), DeadlinePassed)
+        each.leave()
+    assert read_all(resume(broker, answer))[0] == b"all of it"
+    with pytest.raises(StreamNotFound):
+        resume(broker, refused[0])
+    assert isinstance(failure(resume(broker, refused[-1]).poll()), DeadlinePassed)
+
+
+def test_many_files_that_are_due_at_once_are_removed_some_at_a_time(
+    broker, cast, shm, clock, config, monkeypatch, later
+):
+    monkeypatch.setattr("rrpa_sidecar.control.kept.REMOVED_PER_SWEEP", 3)
+    for _ in range(7):
+        finished(cast)
+    clock.jump_s(config.shm_timeout_s)
+    left = []
+    while broker.rest_s == 0:
+        broker.sweep()
+        left.append(len(streams_in(shm)))
+    assert left == [4, 1, 0]
+    assert_at_rest(broker)
+
+
 def test_file_that_somebody_else_has_removed_is_not_found_and_costs_nothing(
     broker, cast, shm, later
 ):

@@ -24,6 +24,10 @@ from rrpa_sidecar.shm.reader import LogReader
 
 log = logging.getLogger(__name__)
 
+UNBORN_PER_CALL = 4
+"""Streams for each call that may be open up to which engines may announce such as have no file:
+those of this sidecar and of the one before, each with its readers' own, and as many again."""
+
 TAKES_ENGINE = frozenset({State.LOSING, State.AWAITED, State.FOUND})
 """States in which an engine may announce a stream."""
 
@@ -36,7 +40,9 @@ class Adoption:
     for: that a sidecar died is no client's leaving.
 
     streams: all that are not GONE, by id; the broker's.
-    stream_bytes: of the file that a stream will have which has not begun.
+    max_open_calls: as the settings have it. While there are `UNBORN_PER_CALL` times as many,
+      no stream is taken in that nobody waits for and that has no file: to announce it costs its
+      engine nothing, and may be a lie.
     """
 
     def __init__(
@@ -48,7 +54,7 @@ class Adoption:
         watch: Watch,
         leftovers: Leftovers,
         budget: Budget,
-        stream_bytes: int,
+        max_open_calls: int,
         totals: Totals,
         advance: Advance,
     ) -> None:
@@ -59,18 +65,19 @@ class Adoption:
         self._watch = watch
         self._leftovers = leftovers
         self._budget = budget
-        self._stream_bytes = stream_bytes
+        self._unborn_limit = UNBORN_PER_CALL * max_open_calls
         self._totals = totals
         self._advance = advance
 
     def stale(self, engine: Engine, announced: Iterable[OpenStream]) -> set[Engine]:
         """Return the attachments of which `engine` is the continuation, by their streams.
 
-        An engine may be back before the end of its old call was noticed. Only its name tells it
-        from one that has no right to these ids.
+        An engine may be back before the end of its old call was noticed. Only its name and its
+        user tell it from one that has no right to these ids, which are names of files: whoever may
+        list the directory knows them.
         """
         holders = set(filter(None, map(self._holder, announced))) - {engine}
-        return {held for held in holders if held.name == engine.name}
+        return {held for held in holders if _is_same(held, engine)}
 
     def answer(self, engine: Engine, announced: Iterable[OpenStream]) -> None:
         """Answer for each stream: first all get their slots, then each is looked at.
@@ -83,6 +90,16 @@ class Adoption:
                 engine.link.cancel(each.stream_id)
             else:
                 self._look(stream, each.begun)
+
+    def charge(self, stream: LiveStream) -> None:
+        """Charge the whole file of a stream that was taken in, from when it is seen: it grows.
+
+        Not before: what engines say shall not take the room of streams that are there.
+        """
+        assert stream.log is not None
+        self._budget.give_back(stream.charged_bytes)
+        stream.charged_bytes = layout.HEADER_BYTES + stream.log.capacity_bytes
+        self._budget.charge(stream.charged_bytes)
 
     def _holder(self, announced: OpenStream) -> Engine | None:
         stream = self._streams.get(announced.stream_id)
@@ -105,7 +122,6 @@ class Adoption:
         stream.labels = replace(stream.labels, request_id=announced.request_id)
         stream.engine, stream.word = engine, 0
         stream.slot = engine.adopt(stream)
-        self._charge(stream)
         engine.link.adopt(stream.stream_id, None if stream.slot == NO_SLOT else stream.slot)
         self._advance(stream, Step.ADOPT)
         if stream.progress is not None:
@@ -125,17 +141,10 @@ class Adoption:
             log.error("engine %s announced a stream it cannot have: %s", engine.name, error)
             return None
         except (SegmentMissing, CapacityExhausted):  # not begun, or for the watch to open later
+            if len(self._streams) >= self._unborn_limit:
+                return None
             found = None
         return self._finder.announced(stream_id, found)
-
-    def _charge(self, stream: LiveStream) -> None:
-        """Charge the whole file from now on: it grows again."""
-        size = self._stream_bytes
-        if stream.log is not None:
-            size = layout.HEADER_BYTES + stream.log.capacity_bytes
-        self._budget.give_back(stream.charged_bytes)
-        self._budget.charge(size)
-        stream.charged_bytes = size
 
     def _look(self, stream: LiveStream, begun: bool) -> None:
         """See how far the stream has come meanwhile; it may be over."""
@@ -157,5 +166,11 @@ class Adoption:
 
 
 def _may_own(engine: Engine, stream: LiveStream) -> bool:
-    """Whether the stream's log, if it was found without its engine, has this engine's owner."""
-    return stream.log is None or os.fstat(stream.log.fd).st_uid == engine.table.owner
+    """Whether `engine` has the user of the stream's log, or of the engine that it was lost with."""
+    if stream.log is not None:
+        return os.fstat(stream.log.fd).st_uid == engine.table.owner
+    return stream.engine is None or stream.engine.table.owner == engine.table.owner
+
+
+def _is_same(old: Engine, new: Engine) -> bool:
+    return (old.name, old.table.owner) == (new.name, new.table.owner)

@@ -148,7 +148,7 @@ class Broker:
             config.resume_window_s,
             self._advance,
         )
-        adoption = Adoption(
+        self._adoption = Adoption(
             directory,
             self._streams,
             self._finder,
@@ -156,7 +156,7 @@ class Broker:
             self._watch,
             self._leftovers,
             self._budget,
-            config.stream_bytes,
+            config.max_open_calls,
             metrics.totals,
             self._advance,
         )
@@ -165,7 +165,7 @@ class Broker:
             self._engines,
             self._gate,
             self._dispatch,
-            adoption,
+            self._adoption,
             self._watch,
             self._leftovers,
             metrics,
@@ -433,6 +433,8 @@ class Broker:
             stream.stop_wanted = True  # the Cancel may have been lost with the attachment
         if new is State.SUBMITTED and old is not State.LOSING:
             self._active += 1
+        if new is State.STREAMING and stream.adopted:
+            self._adoption.charge(stream)
         engine = stream.engine
         if engine is not None and old in GENERATES and new in TOLD_TO_STOP:
             engine.link.cancel(stream.stream_id)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from rrpa_sidecar.clock import Clock
 from rrpa_sidecar.control.admission import Budget
@@ -14,7 +15,11 @@ from rrpa_sidecar.shm.reclaim import Reclaim
 from rrpa_sidecar.stream.events import Finished
 
 LIMIT = 10_000
-"""Files kept at once; of one more the oldest is removed. Each is some 500 bytes of memory here."""
+"""Streams kept at once that have a file, and as many that have none; of one more of its kind the
+oldest goes. Each is some 500 bytes of memory here."""
+
+REMOVED_PER_SWEEP = 256
+"""Files, 60 µs each: many may be due at once, after an engine's death or a stop of this process."""
 
 _PAGE_BYTES = 4096
 
@@ -65,39 +70,42 @@ class KeptStreams:
         self._clock = clock
         self._timeout_ns = round(timeout_s * 1e9)
         self._on_freed = on_freed
-        self._kept: dict[str, Kept] = {}
+        self._files: dict[str, Kept] = {}
+        # Apart: a refused request costs its caller nothing, and must not push out any answer.
+        self._words: dict[str, Kept] = {}
         self.size_bytes = 0
         """Of all files that are kept."""
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._files) + len(self._words)
 
     def __contains__(self, stream_id: str) -> bool:
-        return stream_id in self._kept
+        return self.peek(stream_id) is not None
 
     @property
     def due_ns(self) -> int | None:
         """When the oldest is due."""
-        return next((kept.due_ns for kept in self._kept.values()), None)
+        return min((oldest.due_ns for oldest in self._oldest()), default=None)
 
     def add(self, kept: Kept) -> None:
         """Keep a stream whose bytes are charged already; it must not be kept yet."""
         kept.due_ns = self._clock.now_ns() + self._timeout_ns
-        self._kept[kept.stream_id] = kept
+        kind = self._files if kept.size_bytes else self._words
+        kind[kept.stream_id] = kept
         self.size_bytes += kept.size_bytes
-        if len(self._kept) > LIMIT:
-            self._remove(next(iter(self._kept.values())))
+        if len(kind) > LIMIT:
+            self._remove(next(iter(kind.values())))
 
     def take(self, stream_id: str) -> Kept | None:
         """Give back what is known of a stream that has a reader again; it is not kept any more."""
-        kept = self._kept.pop(stream_id, None)
+        kept = self._files.pop(stream_id, None) or self._words.pop(stream_id, None)
         if kept is not None:
             self.size_bytes -= kept.size_bytes
         return kept
 
     def peek(self, stream_id: str) -> Kept | None:
         """Return what is known of a stream, which is kept on."""
-        return self._kept.get(stream_id)
+        return self._files.get(stream_id) or self._words.get(stream_id)
 
     def drop(self, stream_id: str) -> None:
         """Take note that somebody else has removed a file."""
@@ -110,18 +118,24 @@ class KeptStreams:
         """Remove the oldest file; False: all together do not have `short_bytes`, and none is."""
         if self.size_bytes < short_bytes:
             return False
-        oldest = next((kept for kept in self._kept.values() if kept.size_bytes), None)
+        oldest = next(iter(self._files.values()), None)
         if oldest is not None:
             self._remove(oldest)
         return oldest is not None
 
     def sweep(self, now_ns: int) -> None:
-        """Remove those that are due."""
-        while self._kept:
-            oldest = next(iter(self._kept.values()))
-            if oldest.due_ns > now_ns:
+        """Remove those that are due, some at a time."""
+        for _ in range(REMOVED_PER_SWEEP):
+            due = [oldest for oldest in self._oldest() if oldest.due_ns <= now_ns]
+            if not due:
                 return
-            self._remove(oldest)
+            for oldest in due:
+                self._remove(oldest)
+
+    def _oldest(self) -> Iterator[Kept]:
+        """Yield the oldest of each kind."""
+        for kind in (self._files, self._words):
+            yield from islice(kind.values(), 1)
 
     def _remove(self, kept: Kept) -> None:
         self.take(kept.stream_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -35,12 +36,13 @@ class Leftovers:
         self._directory = directory
         self._clock = clock
         self._waiting: dict[_Leftover, None] = {}
+        self._names: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def __contains__(self, name: str) -> bool:
-        return any(each.name == name for each in self._waiting)
+        return name in self._names
 
     @property
     def hurried(self) -> bool:
@@ -54,6 +56,7 @@ class Leftovers:
         """
         leftover = _Leftover(name, on_done, due_ns=self._clock.now_ns())
         self._waiting[leftover] = None
+        self._names[name] += 1
         self._try(leftover)
 
     def add_unborn(self) -> None:
@@ -66,9 +69,8 @@ class Leftovers:
         except OSError as exc:  # the next engine that is lost brings them up again
             log.warning("cannot look for half-made files: %s", exc.strerror)
             return
-        known = {leftover.name for leftover in self._waiting}
         for name in names:
-            if layout.is_name(name) and layout.is_temporary(name) and name not in known:
+            if layout.is_name(name) and layout.is_temporary(name) and name not in self._names:
                 self.add(name, lambda _: None)
 
     def sweep(self, now_ns: int) -> None:
@@ -90,4 +92,7 @@ class Leftovers:
         if outcome is Reclaim.FOREIGN:
             log.warning("%s is not a segment any more; left alone", leftover.name)
         del self._waiting[leftover]  # first: `on_done` is owed once, even if it raises
+        self._names[leftover.name] -= 1
+        if not self._names[leftover.name]:
+            del self._names[leftover.name]
         leftover.on_done(outcome)
