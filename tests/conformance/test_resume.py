@@ -325,6 +325,17 @@ def test_cancel_ends_a_stream_for_all_who_read_it(resuming: Stack, grpc_caller: 
     assert grpc_caller.resume(name).finish.reason == pb.FINISH_REASON_CANCELLED  # type: ignore[union-attr]
 
 
+def test_a_stopped_stream_looks_whole_to_nobody(caller: Caller) -> None:
+    first = caller.ask(replay([b"half of ", b"it"], reason="cancelled"), RESUMABLE)
+    for answer in (first, caller.resume(name_of(first))):
+        assert b"half of it".startswith(answer.data)
+        if isinstance(caller, GrpcCaller):
+            assert answer.finish is not None
+            assert answer.finish.reason == pb.FINISH_REASON_CANCELLED
+        else:  # no frame can say so
+            assert not answer.complete
+
+
 def test_cancel_ends_a_stream_that_nobody_reads_at_once(
     resuming: Stack, grpc_caller: GrpcCaller
 ) -> None:

@@ -100,6 +100,17 @@ async def test_a_message_with_no_token_is_one_empty_text(front: Front) -> None:
     assert (body.content_type, body.data) == ("text/plain; charset=utf-8", b"")
 
 
+async def test_a_message_of_a_stopped_stream_ends_with_cancelled(front: Front) -> None:
+    call = front.message()
+    stream = await opened(front)
+    stream.data(b"half")
+    stream.finish(reason=pb.FINISH_REASON_CANCELLED)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        [raw async for raw in call]
+    assert caught.value.code() is grpc.StatusCode.CANCELLED
+    assert "stopped after 4 bytes" in (caught.value.details() or "")
+
+
 async def test_initial_metadata_comes_on_acceptance_before_any_token(front: Front) -> None:
     call = front.stream(metadata=IDS)
     async with asyncio.timeout(2):

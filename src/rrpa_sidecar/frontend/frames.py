@@ -6,6 +6,7 @@ from typing import Protocol
 
 from google.api.httpbody_pb2 import HttpBody  # type: ignore[import-untyped]
 
+from rrpa_sidecar.errors import RRPAError, StreamCancelled
 from rrpa_sidecar.pb import rrpa_pb2 as pb
 from rrpa_sidecar.stream.events import Data, Finished
 
@@ -26,6 +27,10 @@ class Frames(Protocol):
 
     def finish(self, event: Finished) -> bytes | None:
         """Return the last message, or None where the method has none."""
+        ...
+
+    def cut(self, event: Finished) -> RRPAError | None:
+        """Return what the call ends with where a stopped answer would look like a whole one."""
         ...
 
     def broken(self) -> bytes | None:
@@ -53,6 +58,9 @@ class StreamFrames:
         )
         return pb.CreateStreamResponse(offset=event.offset, finish=finish).SerializeToString()
 
+    def cut(self, event: Finished) -> None:
+        return None  # its Finish says so
+
     def broken(self) -> None:
         return None
 
@@ -76,6 +84,14 @@ class BodyFrames:
     def finish(self, event: Finished) -> bytes | None:
         # An answer with no token is still a text: without this body Envoy names no type.
         return None if self._typed else self._body(b"")
+
+    def cut(self, event: Finished) -> RRPAError | None:
+        if event.reason != pb.FINISH_REASON_CANCELLED:
+            return None
+        return StreamCancelled(
+            f"the stream was stopped after {event.offset} bytes: somebody cancelled it, or nobody"
+            " came back for it within --resume-window"
+        )
 
     def _body(self, data: bytes) -> bytes:
         content_type = "" if self._typed else CONTENT_TYPE

@@ -49,6 +49,9 @@ class StreamAnswer:
             return self._frames.data(event)
         if isinstance(event, Failed):
             return self._failed(event.error)
+        cut = self._frames.cut(event)
+        if cut is not None:
+            return self._failed(cut)
         self._done = True
         self._call.finished(event)
         return self._frames.finish(event) or self._finished()

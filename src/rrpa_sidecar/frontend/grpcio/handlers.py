@@ -165,6 +165,8 @@ class RRPAHandlers:
                 call.wrote(len(event.data))
             elif isinstance(event, Failed):
                 return event.error
+            elif (cut := frames.cut(event)) is not None:
+                return cut
             else:
                 call.finished(event)
                 last = frames.finish(event)
