@@ -95,7 +95,7 @@ class Config:
     shm_bytes: int = setting(
         2048 * MIB,
         "Shared memory that all streams together may use. Divided by --stream-bytes it is the "
-        "number of streams at once: 128 as shipped.",
+        "number of streams at once: 128 as shipped; fewer if the directory is smaller.",
         kind=kinds.SIZE,
         group=SHM,
     )
@@ -151,8 +151,8 @@ class Config:
     )
     resume_window_s: float = setting(
         10.0,
-        "How long a resumable stream goes on without a reader before its engine is told to stop. "
-        "Also how long after a start or an engine's announcement a stream waits for its reader.",
+        "How long a resumable stream goes on without a reader before its engine is told to stop; "
+        "0: at once. Also how long after a start or an engine's announcement a stream waits for its reader.",
         kind=kinds.SECONDS,
         group=LIMITS,
     )
@@ -186,8 +186,9 @@ class Config:
     )
     take_over_timeout_s: float = setting(
         0.0,
-        "At the start: how long to wait for addresses that another process has; longer than its "
-        "--drain-delay. 0: an address in use is an error at once.",
+        "At the start: how long to wait for addresses that another process has, as the sidecar "
+        "before this one until its SIGTERM; longer than its --drain-delay. 0: an address in use is "
+        "an error at once.",
         kind=kinds.SECONDS,
         group=LIMITS,
     )
