@@ -19,7 +19,7 @@ IDLE_RSS_LIMIT_BYTES = 60_000_000
 STREAM_RSS_LIMIT_BYTES = 40_000
 """Measured: 26 kB for each open call, nearly all of it gRPC's."""
 CPU_LIMIT_SHARE = 0.005
-WATCH_S = 10
+WATCH_S = 5
 START_LIMIT = 3.0
 KIB = 1024
 

@@ -195,21 +195,27 @@ def test_who_comes_back_within_the_window_misses_nothing(
 
 
 def test_the_window_is_told_and_after_it_the_engine_has_stopped(
-    resuming: Stack, grpc_caller: GrpcCaller
+    resuming: Stack, callers: list[Caller]
 ) -> None:
     request = replay([b"x"], repeat=100_000, between_s=0.01)
-    call, name = created(grpc_caller, request)
-    assert dict(call.initial_metadata())["rrpa-resume-window"] == f"{WINDOW_S:g}"
-    held = read(call, 3)
-    call.cancel()
+    grpc_callers = [each for each in callers if isinstance(each, GrpcCaller)]
+    assert len(grpc_callers) == len(GRPC_ROWS)
+    names, held = [], []
+    for caller in grpc_callers:
+        call, name = created(caller, request)
+        assert dict(call.initial_metadata())["rrpa-resume-window"] == f"{WINDOW_S:g}"
+        names.append(name)
+        held.append(len(read(call, 3)))
+        call.cancel()
     left_s = time.monotonic()
     daemon = resuming.daemon
-    eventually(lambda: daemon.metric("rrpa_active_streams") == 0, 5, "its engine has stopped")
+    eventually(lambda: daemon.metric("rrpa_active_streams") == 0, 5, "their engine has stopped")
     assert time.monotonic() - left_s >= WINDOW_S
-    answer = grpc_caller.resume(name, len(held))
-    assert answer.finish is not None, (answer.code, answer.text)
-    assert answer.finish.reason == pb.FINISH_REASON_CANCELLED
-    assert len(answer.data) >= (WINDOW_S - 0.2) / 0.01 / 4, "it went on without a reader"
+    for caller, name, size in zip(grpc_callers, names, held, strict=True):
+        answer = caller.resume(name, size)
+        assert answer.finish is not None, (answer.code, answer.text)
+        assert answer.finish.reason == pb.FINISH_REASON_CANCELLED
+        assert len(answer.data) >= (WINDOW_S - 0.2) / 0.01 / 4, "it went on without a reader"
 
 
 def test_a_stream_that_is_over_stays_for_the_timeout_and_is_not_found_then(

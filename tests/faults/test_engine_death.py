@@ -22,13 +22,14 @@ STREAMS = 50
 WITHIN_S = 1.0
 LOST_AFTER_S = 10.0
 """How long the sidecar waits for a lost engine's lease: it does not make use of that."""
-STOPPED_S = 1.5
+STOPPED_S = 1.0
 STALL_S = 0.5
 WORD = b"word "
 
 SILENT = replay([WORD], delay_s=60)
 SPEAKING = replay([WORD], repeat=100_000, between_s=0.02)
 LONG = replay([WORD], repeat=60, between_s=0.04)
+SHORT = replay([WORD], repeat=60)
 LATE = replay([WORD], repeat=5, delay_s=1.0)
 
 
@@ -76,11 +77,11 @@ def test_streams_of_an_engine_that_is_gone_fail_within_a_second_of_its_lease_wit
             assert max(took_s) < WITHIN_S
         mortal.wait()
         eventually(lambda: daemon.metric("rrpa_engines_attached") == 0, what="it is detached")
-        with Streams(daemon.grpc_address, [LONG]) as refused:
+        with Streams(daemon.grpc_address, [SHORT]) as refused:
             (answer,) = refused.result()
             assert answer.code == "UNAVAILABLE"
             assert "no engine" in answer.text
-    with engine(stack), Streams(daemon.grpc_address, [LONG]) as served:
+    with engine(stack), Streams(daemon.grpc_address, [SHORT]) as served:
         (answer,) = served.result()
         assert (answer.code, answer.data) == ("OK", WORD * 60)
     eventually(lambda: not list(daemon.shm_dir.glob("rrpa_*")), what="no file is left")

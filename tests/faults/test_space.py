@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import re
+import secrets
 import time
 from collections.abc import Iterator
 
 import pytest
 
+from rrpa_sidecar.errors import ShmFull
+from rrpa_sidecar.shm.directory import PlainDirectory
 from rrpa_sidecar.shm.memory import FRESH_NS
+from rrpa_sidecar.shm.writer import LogWriter
 from tests.faults.stage import (
     MIB,
     Caller,
@@ -149,6 +153,23 @@ def test_engine_that_finds_the_directory_full_attaches_once_there_is_room() -> N
                 eventually(lambda: puppet.do("serving"), 2, what="attached")
                 served_again(puppet, caller)
             assert puppet.returncode == 0
+
+
+@needs_root
+def test_sidecar_and_engine_start_in_a_directory_that_leftovers_have_filled() -> None:
+    """Those of streams too, whose readers may still come: who lives goes before them (G26)."""
+    stream_bytes = 256 * 1024
+    with small_tmpfs(MIB) as tmpfs:
+        left = PlainDirectory(str(tmpfs.inside))
+        with contextlib.suppress(ShmFull):
+            while True:
+                log = LogWriter.create(left, secrets.token_hex(16), stream_bytes=stream_bytes)
+                log.write(TOKEN * 10)
+                log.close()
+        assert tmpfs.free_bytes() < stream_bytes
+        with serving_on(tmpfs, stream_bytes) as (_, puppet, caller):
+            served_again(puppet, caller)
+            assert len(list(tmpfs.inside.glob("rrpa_[0-9a-f]*"))) > 10, "the others are kept"
 
 
 @needs_root

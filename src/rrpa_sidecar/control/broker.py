@@ -308,6 +308,8 @@ class Broker:
         self._kept.sweep(now_ns)
         self._leftovers.sweep(now_ns)
         self._orphans.turn(now_ns)
+        if not self._engines.serving:  # no request asks for room, but the engine's table needs some
+            self._gate.clear_space()
         return moved
 
     def seek(self) -> None:

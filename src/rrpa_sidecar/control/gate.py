@@ -10,7 +10,7 @@ from rrpa_sidecar.control.engines import Engines
 from rrpa_sidecar.control.requests import shortened
 from rrpa_sidecar.errors import CapacityExhausted, Draining, ModelNotFound, NoEngine, ShmFull
 from rrpa_sidecar.shm.descriptors import check_room
-from rrpa_sidecar.shm.directory import SegmentDirectory
+from rrpa_sidecar.shm.directory import SegmentDirectory, Space
 from rrpa_sidecar.shm.memory import Memory, own_memory
 
 CALL_BYTES = 64 * 1024
@@ -82,17 +82,22 @@ class Gate:
 
     def check_space(self) -> None:
         """Raise CapacityExhausted while the file system has no room for one whole stream."""
-        space = self._directory.space()
+        space = self.clear_space()
         self.budget.measure(space.total_bytes)
         need = self._limits.stream_bytes
-        while space.free_bytes < need and self.evict(need - space.free_bytes):
-            space = self._directory.space()
         if space.free_bytes < need or not self.budget.limit:
             raise CapacityExhausted(
                 f"shared memory {self._directory.path[:40]} has {space.free_bytes} of"
                 f" {space.total_bytes} bytes free, a stream needs {need} (--stream-bytes);"
                 " enlarge it or try later"
             )
+
+    def clear_space(self) -> Space:
+        """Have what is only kept give way until the file system has room for one whole stream."""
+        space, need = self._directory.space(), self._limits.stream_bytes
+        while space.free_bytes < need and self.evict(need - space.free_bytes):
+            space = self._directory.space()
+        return space
 
     def make_room(self) -> bool:
         """See that the budget has room for a new stream; what is only kept gives way."""
