@@ -11,6 +11,7 @@ import pytest
 from rrpa_sidecar.control.broker import Broker, Labels
 from rrpa_sidecar.metrics import Metrics
 from rrpa_sidecar.shm import layout
+from rrpa_sidecar.shm.directory import Space
 from rrpa_sidecar.shm.end import End
 from rrpa_sidecar.shm.table import TableWriter
 from rrpa_sidecar.shm.writer import LogWriter
@@ -115,6 +116,25 @@ def test_found_files_give_way_to_new_streams(config, shm, metrics, clock, cast):
         engine.finish(each)
         each.leave()
     engine.tidy()
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_found_files_give_way_to_the_table_of_an_engine_that_cannot_attach(
+    broker, shm, cast, monkeypatch, attached
+):
+    """No request comes before there is an engine, so none would make them give way."""
+    if attached:
+        cast.engine()
+    names = [leave_behind(shm, "a" * 32), leave_behind(shm, "b" * 32)]
+
+    def space() -> Space:
+        full = all(name in shm.names() for name in names)
+        return Space(10 * STREAM_BYTES, STREAM_BYTES - full)
+
+    monkeypatch.setattr(shm, "space", space)
+    for _ in range(2):
+        broker.sweep()
+    assert sum(name in shm.names() for name in names) == (2 if attached else 1)
 
 
 def ended_and_left(cast: Any, broker: Broker) -> str:
