@@ -93,7 +93,14 @@ def test_refusal_ends_every_wait_with_the_sidecars_sentence(
         assert sidecar.directory.names() == []
 
 
-@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED])
+@pytest.mark.parametrize(
+    "code",
+    [
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.DEADLINE_EXCEEDED,  # what it says of a Hello that came late
+    ],
+)
 def test_sidecar_that_cannot_now_is_asked_again(
     short_dir: Path, attach_to: AttachTo, code: grpc.StatusCode
 ) -> None:

@@ -18,7 +18,13 @@ from rrpa_sidecar.control.announced import Roll
 from rrpa_sidecar.control.broker import Broker
 from rrpa_sidecar.control.engines import Engine
 from rrpa_sidecar.control.outbox import Outbox
-from rrpa_sidecar.errors import EngineLost, InvalidRequest, RRPAError, StreamMisuse
+from rrpa_sidecar.errors import (
+    DeadlinePassed,
+    EngineLost,
+    InvalidRequest,
+    RRPAError,
+    StreamMisuse,
+)
 from rrpa_sidecar.pb.engine_pb2 import (
     AttachRequest,
     AttachResponse,
@@ -118,7 +124,8 @@ class AttachService(EngineServiceServicer):
                     missing = f"Announce of {roll.missing} streams"
                     roll.add(await _message_before(context, missing))
         except TimeoutError:
-            raise InvalidRequest(f"no {missing} within {self._hello_timeout_s:g} s") from None
+            # Not the engine's fault for certain: a machine may stand still. It may try again.
+            raise DeadlinePassed(f"no {missing} within {self._hello_timeout_s:g} s") from None
         return hello, roll.streams
 
     async def _serve(self, hello: Hello, announced: list[OpenStream], context: Context) -> None:

@@ -59,7 +59,9 @@ class EngineServiceServicer(object):
         Errors: INVALID_ARGUMENT (a message is wrong; the text says which), FAILED_PRECONDITION (the
         engine's shared memory is not the sidecar's; the text says what each side sees),
         RESOURCE_EXHAUSTED (too many engines, or commands left unread), UNAVAILABLE (draining;
-        attach again later), DATA_LOSS (the engine broke a rule of shm/FORMAT.md).
+        attach again later), DEADLINE_EXCEEDED (Hello, or what it announces, did not come within
+        `--hello-timeout`), DATA_LOSS (the engine broke a rule of shm/FORMAT.md). The first two mean
+        that the same Hello will be refused again; after any other one attach again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
