@@ -19,7 +19,7 @@ from rrpa_sidecar.pb import rrpa_pb2 as pb
 from rrpa_sidecar.pb.rrpa_pb2_grpc import RRPAServiceStub
 from rrpa_sidecar.shm import layout
 from tests.faults.recording_engine import ENOUGH
-from tests.harness.processes import Daemon, Process, eventually
+from tests.harness.processes import Daemon, Process, eventually, lasting_address
 
 KILLS = int(os.environ.get("RRPA_KILLS", "2"))
 CLIENTS = int(os.environ.get("RRPA_CLIENTS", "16"))
@@ -120,14 +120,15 @@ def stage(tmp_path: pathlib.Path) -> Iterator[Any]:
     with contextlib.ExitStack() as opened:
 
         def made(**settings: Any) -> tuple[Daemon, Recorder]:
-            daemon = Daemon(**{"resume_window_s": 3, "shm_timeout_s": 3, **settings})
+            chosen = {
+                "listen": lasting_address(),
+                "metrics_listen": lasting_address(),
+                "resume_window_s": 3,
+                "shm_timeout_s": 3,
+            }
+            daemon = Daemon(**{**chosen, **settings})
             opened.callback(daemon.clean)
             opened.enter_context(daemon)
-            for flag, address in (
-                ("--listen", daemon.grpc_address),
-                ("--metrics-listen", daemon.metrics_address),
-            ):
-                daemon.argv[daemon.argv.index(flag) + 1] = address
             recorder = opened.enter_context(Recorder(daemon, tmp_path))
             return daemon, recorder
 

@@ -23,7 +23,7 @@ from benchmarks.soak.engine import MODEL
 from benchmarks.soak.record import Fault, Read, written
 from rrpa_sidecar.pb import rrpa_pb2, rrpa_pb2_grpc
 from tests.faults.many import times
-from tests.harness.processes import Daemon, Process, eventually
+from tests.harness.processes import Daemon, Process, eventually, lasting_address
 
 KILLS, MANY = 4, 20
 STREAMS, CLIENTS, ENGINES = 128, 144, 3
@@ -43,15 +43,15 @@ class Scene(contextlib.ExitStack):
         super().__init__()
         self._folder = folder
         self.daemon = Daemon(
-            stream_bytes="1MiB", shm_bytes="512MiB", shm_timeout_s=8, resume_window_s=8
+            listen=lasting_address(),
+            metrics_listen=lasting_address(),
+            stream_bytes="1MiB",
+            shm_bytes="512MiB",
+            shm_timeout_s=8,
+            resume_window_s=8,
         )
         self.callback(self.daemon.clean)
         self.enter_context(self.daemon)
-        for flag, address in (
-            ("--listen", self.daemon.grpc_address),
-            ("--metrics-listen", self.daemon.metrics_address),
-        ):
-            self.daemon.argv[self.daemon.argv.index(flag) + 1] = address
         paths = [self.daemon.engine_socket, str(self.daemon.shm_dir)]
         for number in range(ENGINES):
             record = str(folder / f"engine-{number}")

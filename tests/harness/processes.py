@@ -3,28 +3,33 @@
     with Stack(engine={"capacity": 8}) as stack:
         channel = grpc.insecure_channel(stack.daemon.grpc_address)
 
-Everything lies in private short directories, all ports are the kernel's choice, and processes
+Everything lies in private short directories, ports are the kernel's choice, and processes
 are ended by their own id. When a start fails, the error holds what the process said.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import os
 import pathlib
 import re
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Iterator
 from typing import IO, Any, Self
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
+PORTS_OF_A_WORKER = 250
 
 
 class ProcessFailed(AssertionError):
@@ -199,6 +204,26 @@ class Process:
             with contextlib.suppress(FileNotFoundError):
                 names.append(os.readlink(entry))
         return names
+
+
+@functools.cache
+def _lasting_ports() -> Iterator[int]:
+    """Yield ports below those that the kernel gives away: a range for each worker of a run."""
+    lowest = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    first = lowest - PORTS_OF_A_WORKER * (1 + os.getpid() % 64)
+    return itertools.cycle(range(first, first + PORTS_OF_A_WORKER))
+
+
+def lasting_address() -> str:
+    """Return a `localhost:PORT` at which a daemon can be ended and started again.
+
+    One of the kernel's choice may be another process's, or that of a client's own connection, by
+    the time that the daemon comes back.
+    """
+    for port in _lasting_ports():
+        with contextlib.suppress(OSError), socket.create_server(("localhost", port)):
+            break
+    return f"localhost:{port}"
 
 
 class Daemon(Process):
