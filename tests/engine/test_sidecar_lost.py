@@ -20,6 +20,7 @@ from rrpa_sidecar.engine import AttachRefused, Code, Engine, Job, JobCancelled
 from rrpa_sidecar.pb import engine_pb2, rrpa_pb2
 from tests.engine.conftest import AttachTo
 from tests.engine.fake_sidecar import Attachment, FakeSidecar, eventually
+from tests.shm.support import exit_of, fork
 
 RESTARTS = 20
 
@@ -502,15 +503,7 @@ def test_child_of_an_engine_that_unwinds_touches_no_job_and_no_file(
     sidecar.submit(second, slot=2)
     next(engine.jobs()).finish()
     names = sidecar.directory.names()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            engine.close()
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitpid(child, 0)[1] == 0
+    assert exit_of(fork(engine.close)) == 0
     assert sidecar.directory.names() == names
     job.write(b"b")
     assert words(sidecar, second)(1) == (2, False)

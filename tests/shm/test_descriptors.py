@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from tests.shm.support import Ids, reader, writer
 @contextlib.contextmanager
 def descriptors_left(count: int) -> Iterator[None]:
     """Let this process open `count` files more."""
+    gc.collect()  # what waits for it would close files, and so make room, at any moment
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     held = [os.open(os.devnull, os.O_RDONLY)]
     while held[-1] < 200:  # no gaps below, and a limit that is worth a reserve
