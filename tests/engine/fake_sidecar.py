@@ -22,7 +22,8 @@ from rrpa_sidecar.shm.table import TableReader
 STREAM_BYTES = 1 << 20
 MESSAGE_LIMIT_BYTES = 64 * 1024
 """What the real sidecar takes."""
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
+"""For what others do; on a busy machine that may take seconds."""
 
 
 class Attachment:
@@ -149,7 +150,7 @@ class FakeSidecar:
         self.close()
 
     def attached(self) -> Attachment:
-        """Return the next engine that attaches."""
+        """Return the next engine that attaches; it may not have read its Welcome yet."""
         return self.attachments.get(timeout=PATIENCE_S)
 
     def submit(

@@ -266,6 +266,7 @@ def test_hand_over_is_one_line_each_way(
     time.sleep(0.2)
     sidecar.come_back()
     sidecar.attached()
+    eventually(lambda: engine.serving)
     old.end()
     eventually(lambda: engine_threads() == 1)
     lines = [each.getMessage() for each in caplog.records if each.name.startswith("rrpa")]

@@ -26,6 +26,7 @@ RESTARTS = 20
 
 
 def lose(sidecar: FakeSidecar, engine: Engine) -> None:
+    eventually(lambda: engine.serving)  # or it would hear of the end before it was attached
     sidecar.stop()
     eventually(lambda: not engine.serving)
 
@@ -410,6 +411,7 @@ def test_log_of_a_job_is_complete_after_twenty_restarts_in_a_row(
     for thread in threads:
         thread.join(10)
     assert len(written) == 4
+    eventually(lambda: engine.serving)
     assert len(engine._bell._ringers) == 1
     for stream_id, said in written.items():
         data, end = sidecar.answer(stream_id)
