@@ -205,7 +205,7 @@ def test_refusal_that_nobody_heard_is_said_to_the_next_sidecar(
     job.fail(Code.INVALID_ARGUMENT, "the prompt is too long")
     sidecar.refuse = (grpc.StatusCode.UNAVAILABLE, "starting")
     sidecar.come_back()
-    time.sleep(0.2)
+    eventually(lambda: sidecar.refusals)
     sidecar.refuse = None
     second = sidecar.attached()
     assert second.next_announced() == engine_pb2.OpenStream(stream_id=job.stream_id, model="m")
@@ -343,7 +343,7 @@ def test_what_a_failed_attempt_announced_is_announced_by_the_next(
     lose(sidecar, engine)
     sidecar.refuse = (grpc.StatusCode.UNAVAILABLE, "draining")
     sidecar.come_back()
-    time.sleep(0.2)
+    eventually(lambda: sidecar.refusals)
     sidecar.refuse = None
     second = sidecar.attached()
     assert second.next_announced().stream_id == job.stream_id
@@ -485,7 +485,7 @@ def test_restart_is_one_line_each_way(
     time.sleep(0.1)
     sidecar.refuse = (grpc.StatusCode.UNAVAILABLE, "starting")
     sidecar.come_back()
-    time.sleep(0.3)
+    eventually(lambda: sidecar.refusals > 1)
     sidecar.refuse = None
     sidecar.attached()
     eventually(lambda: engine.serving)
@@ -548,8 +548,8 @@ def test_child_of_a_killed_engine_keeps_no_lease_of_a_log_that_had_moved(
         assert table.word(1) == (2, False)
         assert process.wait(10) == -signal.SIGKILL
         os.killpg(process.pid, 0)  # the child lives
-        eventually(reader.writer_gone, 1)
-        eventually(table.writer_gone, 1)
+        eventually(reader.writer_gone)
+        eventually(table.writer_gone)
         reader.close()
         table.close()
     finally:
