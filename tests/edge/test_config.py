@@ -189,6 +189,15 @@ def test_a_resume_window_shorter_than_a_connect_is_named(tree: Tree) -> None:
     assert "connect_timeout" in found
 
 
+def test_an_shm_timeout_shorter_than_the_way_back_is_named(tree: Tree) -> None:
+    """A stream may be over before its caller is back, and is to be there still."""
+    no_panic(tree)
+    window_s = 25
+    assert lint.findings(tree, Config(resume_window_s=window_s, shm_timeout_s=20.1)) == []
+    (found,) = lint.findings(tree, Config(resume_window_s=window_s, shm_timeout_s=20))
+    assert "may take 20 s, and --shm-timeout keeps a stream that is over for 20 s" in found
+
+
 def test_the_edge_lets_all_through_that_resuming_needs(tree: Tree) -> None:
     from rrpa_sidecar.frontend import metadata, methods
 

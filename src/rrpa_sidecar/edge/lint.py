@@ -149,14 +149,18 @@ def _resuming(tree: Tree, config: Config) -> Iterator[str]:
             yield f"{name} is removed, without which nobody can resume"
     if not any(_leads_to_resume(each) for routes in _all(tree, "routes") for each in routes):
         yield f"no route leads to {RESUME_PATH}"
-    window_s = config.resume_window_s
+    kept = (
+        (config.resume_window_s, "--resume-window keeps a stream"),
+        (config.shm_timeout_s, "--shm-timeout keeps a stream that is over"),
+    )
     for cluster in tree.get("static_resources", {}).get("clusters", []):
         for back_s, why in _times_back(cluster):
-            if 0 < window_s <= back_s:
-                yield (
-                    f"cluster {cluster.get('name', '?')}: {why} may take {back_s:g} s, and"
-                    f" --resume-window keeps a stream for {window_s:g} s"
-                )
+            for kept_s, keeps in kept:
+                if 0 < kept_s <= back_s:
+                    yield (
+                        f"cluster {cluster.get('name', '?')}: {why} may take {back_s:g} s, and"
+                        f" {keeps} for {kept_s:g} s"
+                    )
 
 
 def _leads_to_resume(route: Tree) -> bool:
