@@ -110,7 +110,7 @@ def imports_of(source: str, module: str, *, is_package: bool) -> Iterator[str]:
 
 
 def layer_of(module: str) -> str:
-    """Return the row of ALLOWED for `module`: config_kinds and config_checks are parts of config."""
+    """Return the row of ALLOWED for `module`; config_kinds and config_checks are of config."""
     parts = module.split(".")
     if len(parts) < 2:
         return ""

@@ -152,7 +152,8 @@ class Config:
     resume_window_s: float = setting(
         10.0,
         "How long a resumable stream goes on without a reader before its engine is told to stop; "
-        "0: at once. Also how long after a start or an engine's announcement a stream waits for its reader.",
+        "0: at once. Also how long after a start or an engine's announcement a stream waits for "
+        "its reader.",
         kind=kinds.SECONDS,
         group=LIMITS,
     )
