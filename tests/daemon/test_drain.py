@@ -317,7 +317,9 @@ def hears_sigterm(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("after_s", [0, 0.02, 0.2])
-def test_pid_1_ends_with_0_on_a_sigterm_during_its_start(pid_1: Daemon, after_s: float) -> None:
+def test_pid_1_ends_with_0_on_the_first_sigterm_that_it_can_hear(
+    pid_1: Daemon, after_s: float
+) -> None:
     """The kernel drops what comes before Python runs our first line, some 20 ms after exec."""
     pid_1.launch()
     pid = inside(pid_1)
