@@ -1,11 +1,13 @@
 """Between front ends and engines: takes streams in, and sees each through its life.
 
 Pure logic but for the shared-memory calls: no asyncio, no gRPC, no locks. Everything runs on
-the thread of one event loop. `gate.py` says who may come in, `dispatch.py` who runs and who
-waits, `watch.py` what the logs say, `readers.py` who reads and who is waited for, `finding.py`
-what an id of earlier times names, `resuming.py` what clients ask of it, `attachments.py` which
-engines there are, `adoption.py` what they bring along, `burial.py` and `kept.py` what stays when
-all is over, `pump.py` when to look; `attach_service.py` speaks to engines.
+the thread of one event loop. The broker puts the parts together and speaks for them: `gate.py`
+says who may come in, `dispatch.py` who runs and who waits, `watch.py` what the logs say,
+`readers.py` who reads and who is waited for, `finding.py` what an id of earlier times names,
+`resuming.py` what clients ask of it, `attachments.py` which engines there are, `adoption.py` what
+they bring along, `burial.py` and `kept.py` what stays when all is over, `pump.py` when to look.
+`lifecycle.py` is a stream's life, and `steps.py` takes its steps; `attach_service.py` speaks to
+engines.
 
 The way of a token: an engine rings → `scan` reads each engine's table, one read and one more for
 every 128 streams → the front end's short way takes what moved, from the table alone or with one
@@ -33,14 +35,7 @@ from rrpa_sidecar.control.finding import Finder
 from rrpa_sidecar.control.gate import Gate, Limits
 from rrpa_sidecar.control.kept import KeptStreams
 from rrpa_sidecar.control.leftovers import Leftovers
-from rrpa_sidecar.control.lifecycle import (
-    GENERATES,
-    HOLDS_SLOT,
-    TOLD_TO_STOP,
-    State,
-    Step,
-    next_state,
-)
+from rrpa_sidecar.control.lifecycle import State, Step
 from rrpa_sidecar.control.live import Labels, LiveStream, Timing
 from rrpa_sidecar.control.orphans import Orphans
 from rrpa_sidecar.control.readers import Readers
@@ -49,6 +44,7 @@ from rrpa_sidecar.control.requests import model_of
 from rrpa_sidecar.control.resuming import CANCELLED, Resuming
 from rrpa_sidecar.control.short_way import Moves, NoShortWay, ShortWay
 from rrpa_sidecar.control.stalls import Stalls
+from rrpa_sidecar.control.steps import Steps
 from rrpa_sidecar.control.watch import Watch
 from rrpa_sidecar.errors import (
     CorruptLog,
@@ -66,9 +62,6 @@ from rrpa_sidecar.stream.events import Finished
 __all__ = ["Broker", "Labels", "LiveStream", "ModelInfo", "Reading", "Timing"]
 
 log = logging.getLogger(__name__)
-
-OVER = frozenset({State.ENDED, State.CORRUPT})
-"""States in which only readers are waited for."""
 
 
 class Settings(Limits, Protocol):
@@ -108,7 +101,6 @@ class Broker:
         self._metrics = metrics
         self._clock = clock
         self._ready = False
-        self._active = 0
         self._engines = Engines()
         self._queue = Queue()
         self._gate = Gate(config, directory, self._engines, self._queue)
@@ -148,7 +140,7 @@ class Broker:
             config.resume_window_s,
             self._advance,
         )
-        self._adoption = Adoption(
+        adoption = Adoption(
             directory,
             self._streams,
             self._finder,
@@ -165,13 +157,23 @@ class Broker:
             self._engines,
             self._gate,
             self._dispatch,
-            self._adoption,
+            adoption,
             self._watch,
             self._leftovers,
             metrics,
             clock,
             self._advance,
             self._changed,
+        )
+        self._steps = Steps(
+            self._streams,
+            self._dispatch,
+            self._attachments,
+            adoption,
+            self._watch,
+            self._readers,
+            self._finder,
+            self._burial,
         )
         self._resuming = Resuming(
             self._finder, self._readers, self._watch, metrics, clock, self._advance
@@ -390,7 +392,7 @@ class Broker:
     # --- Gauges: read by the metrics' thread ----------------------------------------------
 
     def active_streams(self) -> int:
-        return self._active
+        return self._steps.active
 
     def queue_length(self) -> int:
         return len(self._queue)
@@ -410,54 +412,12 @@ class Broker:
     def shm_free_bytes(self) -> int:
         return self._directory.space().free_bytes
 
-    # --- Steps ----------------------------------------------------------------------------
+    # --- What the parts call --------------------------------------------------------------
 
     def _advance(
         self, stream: LiveStream, step: Step, last: RRPAError | Finished | None = None
     ) -> None:
-        """Take one step of the life table, with all that belongs to it. See `live.Advance`."""
-        old, new = stream.state, next_state(stream.state, step)
-        if last is not None:
-            stream.last = last
-        if new is not old:
-            stream.state = new
-            self._watch.entered(stream, old, new)
-            self._entered(stream, old, new)
-        if last is not None:
-            stream.end(last)
-
-    def _entered(self, stream: LiveStream, old: State, new: State) -> None:
-        if old is State.QUEUED:
-            self._dispatch.remove(stream)
-        if old is State.AWAITED:
-            self._finder.forget(stream)
-        if old is State.STOPPING and new is State.LOSING:
-            stream.stop_wanted = True  # the Cancel may have been lost with the attachment
-        if new is State.SUBMITTED and old is not State.LOSING:
-            self._active += 1
-        if new is State.STREAMING and stream.adopted:
-            self._adoption.charge(stream)
-        engine = stream.engine
-        if engine is not None and old in GENERATES and new in TOLD_TO_STOP:
-            engine.link.cancel(stream.stream_id)
-        freed = engine is not None and old in HOLDS_SLOT and new not in HOLDS_SLOT
-        if engine is not None and freed:
-            engine.free_slot(stream.slot, stream)
-        if new is State.GONE:
-            self._bury(stream, old)
-        elif new in OVER and not stream.readings:  # nobody will leave it any more
-            self._advance(stream, Step.LEAVE)
-        if engine is not None and freed:
-            self._attachments.let_go(engine)
-            self._dispatch.run()
-
-    def _bury(self, stream: LiveStream, old: State) -> None:
-        del self._streams[stream.stream_id]
-        self._readers.forget(stream)
-        if stream.engine is not None:
-            self._active -= 1
-        self._burial.bury(stream, old)
-        self._dispatch.run()
+        self._steps.advance(stream, step, last)
 
     def _show(self, stream: LiveStream) -> None:
         self._readers.show(stream)

@@ -1,5 +1,5 @@
-"""A stream's life as one table. What every step has with it is in `broker.py`; who takes which
-step: `dispatch`, `readers`, `attachments`, `adoption`, `resuming`, `finding` and `watch`."""
+"""A stream's life as one table. What belongs to each step is in `steps.py`; those who cause one are
+`dispatch`, `readers`, `attachments`, `adoption`, `resuming`, `finding`, `watch` and the broker."""
 
 from __future__ import annotations
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from rrpa_sidecar.clock import Clock
-from rrpa_sidecar.control.broker import Broker, Labels, Reading
+from rrpa_sidecar.control.broker import Broker
 from rrpa_sidecar.frontend import methods
-from rrpa_sidecar.frontend.answering import cancel_stream, list_models, resume, told
+from rrpa_sidecar.frontend.answering import Opening, cancel_stream, list_models, resume, told
 from rrpa_sidecar.frontend.batched.answer import Answer, End
 from rrpa_sidecar.frontend.batched.answers import OneAnswer, WatchAnswer
 from rrpa_sidecar.frontend.batched.headers import Head
@@ -22,8 +23,6 @@ from rrpa_sidecar.frontend.metadata import PLAIN_HTTP, Pairs, read_labels
 from rrpa_sidecar.metrics import Metrics
 
 Waker = Callable[[], None]
-Opening = Callable[[bytes, Labels, float | None], Reading]
-"""(request, labels, seconds that the caller still waits) → its place in a stream."""
 
 
 class Accepted(NamedTuple):
@@ -45,6 +44,7 @@ class Service:
         resume_window_s: float,
     ) -> None:
         self._broker = broker
+        self._resume = partial(resume, broker)
         self._metrics = metrics
         self._clock = clock
         self._health = health
@@ -100,9 +100,6 @@ class Service:
     ) -> Accepted | End:
         frames = _bodies(head)
         return self._stream(head, request, timeout_s, waker, frames, body_head, self._resume)
-
-    def _resume(self, request: bytes, labels: Labels, timeout_s: float | None) -> Reading:
-        return resume(self._broker, request, labels)
 
     def _stream(
         self,

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc
 
 from rrpa_sidecar.clock import Clock
-from rrpa_sidecar.control.broker import Broker, Labels, Reading
+from rrpa_sidecar.control.broker import Broker, Reading
 from rrpa_sidecar.errors import StreamCancelled
-from rrpa_sidecar.frontend.answering import cancel_stream, list_models, resume, told
+from rrpa_sidecar.frontend.answering import Opening, cancel_stream, list_models, resume, told
 from rrpa_sidecar.frontend.call import Call, Ending
 from rrpa_sidecar.frontend.frames import BodyFrames, Frames, StreamFrames
 from rrpa_sidecar.frontend.metadata import PLAIN_HTTP, read_labels
@@ -27,8 +28,6 @@ GRPC_CODES = {Code(code.value[0]): code for code in grpc.StatusCode}
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-Opening = Callable[[bytes, Labels, float | None], Reading]
-"""(request, labels, seconds that the caller still waits) → its place in a stream."""
 
 FLUSH_S = 0.01
 """Time for gRPC's core to put the last bytes of a stream on the wire; it offers no flush."""
@@ -43,6 +42,7 @@ class RRPAHandlers:
         self, broker: Broker, metrics: Metrics, clock: Clock, resume_window_s: float
     ) -> None:
         self._broker = broker
+        self._resume = partial(resume, broker)
         self._metrics = metrics
         self._clock = clock
         self._resume_window_s = resume_window_s
@@ -94,9 +94,6 @@ class RRPAHandlers:
         except Exception as error:  # noqa: BLE001 - all of them become a status
             set_status(context, error)
             return b""
-
-    def _resume(self, request: bytes, labels: Labels, timeout_s: float | None) -> Reading:
-        return resume(self._broker, request, labels)
 
     async def _stream(
         self, request: bytes, context: Context, frames: Frames, opening: Opening
