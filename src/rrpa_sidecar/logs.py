@@ -11,6 +11,9 @@ import time
 
 LINE_LIMIT_CHARS = 8192
 
+_NOISE = ("Invalid encoding", "ExecuteBatchError raised in core")
+"""In gRPC's messages: a header that is not UTF-8; a caller that left while its status was sent."""
+
 _LEVELS = {
     "error": logging.ERROR,
     "warning": logging.WARNING,
@@ -32,8 +35,9 @@ class LineFormatter(logging.Formatter):
 
 
 def _is_ours_to_log(record: logging.LogRecord) -> bool:
-    """Drop gRPC's traceback for each header that is not UTF-8: any caller could fill the log."""
-    return not (record.name.startswith("grpc") and "Invalid encoding" in str(record.msg))
+    """Drop gRPC's tracebacks that any caller could fill the log with."""
+    of_grpc = record.name.startswith("grpc")
+    return not (of_grpc and any(map(record.getMessage().__contains__, _NOISE)))
 
 
 def escape(text: str) -> str:

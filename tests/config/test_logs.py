@@ -52,3 +52,23 @@ def test_each_level_logs_itself_and_above_one_line_each_also_with_a_traceback(
     assert len(found) == lines
     assert all("Z " in line and " rrpa_sidecar.x: " in line for line in found)
     assert not found or "ZeroDivisionError" in found[-1]
+
+
+def test_grpc_says_nothing_of_what_any_caller_can_cause_and_all_else() -> None:
+    code = (
+        "import logging\n"
+        "from rrpa_sidecar import logs\n"
+        "logs.configure('info')\n"
+        "grpc, ours = logging.getLogger('grpc._cython.cygrpc'), logging.getLogger('rrpa_sidecar')\n"
+        "left = '%s raised in core by servicer method [%s]'\n"
+        "for log in (grpc, ours): log.error(left, 'ExecuteBatchError', '/a')\n"
+        "for log in (grpc, ours): log.error(left % ('ExecuteBatchError', '/b'))\n"
+        "grpc.error('Invalid encoding in a header'); grpc.error('a fault')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    said = [line.split(" ", 2)[2] for line in done.stderr.splitlines()]
+    assert said == [
+        "rrpa_sidecar: ExecuteBatchError raised in core by servicer method [/a]",
+        "rrpa_sidecar: ExecuteBatchError raised in core by servicer method [/b]",
+        "grpc._cython.cygrpc: a fault",
+    ]
