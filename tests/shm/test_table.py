@@ -90,6 +90,19 @@ def test_turns_of_a_slot_wrap_and_leave_its_neighbours_alone(plain: PlainDirecto
     seen.close()
 
 
+@pytest.mark.parametrize("slots", [1, 513, layout.MAX_SLOTS])
+def test_no_store_to_a_table_meets_a_hole(
+    directory: SegmentDirectory, ids: Ids, slots: int
+) -> None:
+    """On a file system that has become full that would be SIGBUS, and the engine's end (G25)."""
+    table = TableWriter.create(directory, ids.new(), slots, NONCE)
+    with open(f"{directory.path}/{layout.table_name(table.table_id)}", "rb") as file:
+        size = layout.table_bytes(slots)
+        assert os.lseek(file.fileno(), 0, os.SEEK_HOLE) == size
+    table.unlink()
+    table.close()
+
+
 @pytest.mark.parametrize("slots", [1, 31, 32, 33, 8191, 8192, 8193, 65536])
 def test_every_slot_of_every_size_is_seen(
     plain: PlainDirectory, seeded: random.Random, slots: int
