@@ -140,8 +140,15 @@ def check_rest(answer: Answer, text: bytes, offset: int) -> None:
 def test_every_offset_of_a_stream_that_is_over_gives_exactly_the_rest(caller: Caller) -> None:
     whole = caller.ask(replay(TOKENS), RESUMABLE)
     assert whole.data == TEXT
+    asked_s = time.monotonic()
     for offset in range(len(TEXT) + 1):
-        check_rest(caller.resume(name_of(whole), offset), TEXT, offset)
+        before_s, asked_s = asked_s, time.monotonic()
+        answer = caller.resume(name_of(whole), offset)
+        late = time.monotonic() - before_s >= SHM_TIMEOUT_S
+        if answer.code in ("NOT_FOUND", "404") and late:  # this machine was too busy
+            whole = caller.ask(replay(TOKENS), RESUMABLE)
+            answer = caller.resume(name_of(whole), offset)
+        check_rest(answer, TEXT, offset)
 
 
 def test_every_offset_of_a_live_stream_gives_exactly_the_rest(grpc_caller: GrpcCaller) -> None:
@@ -189,7 +196,7 @@ def test_who_comes_back_within_the_window_misses_nothing(
         call.cancel()
         time.sleep(0.05)
         call = resumed(grpc_caller, name, len(data))
-        data += read(call, 1)
+        data += next(call).data  # none in the Finish, when a busy machine comes back so late
     rest = collect(call)
     assert (rest.code, data + rest.data) == ("OK", b"".join(tokens))
 
