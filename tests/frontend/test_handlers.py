@@ -347,6 +347,10 @@ async def test_an_internal_cancellation_ends_with_a_status_and_never_ok(
         assert await call.code() is grpc.StatusCode.INTERNAL
     assert await call.details() == INTERRUPTED
     assert stream.left == 1
+    # gRPC never frees what it could not send, and the same is said to callers that are gone: a
+    # slice of 23 bytes has no memory of its own. 40,000 mixed endings left 12.7 MB behind.
+    assert len(INTERRUPTED.encode()) <= 23
+    assert dict(await call.trailing_metadata() or ()) == {}
 
 
 async def test_nothing_is_polled_while_nothing_moves(front: Front) -> None:

@@ -32,7 +32,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 FLUSH_S = 0.01
 """Time for gRPC's core to put the last bytes of a stream on the wire; it offers no flush."""
 
-INTERRUPTED = "the sidecar interrupted this call; do not retry, its operator should know"
+INTERRUPTED = "the sidecar's own fault"
+"""At most 23 bytes, and no trailers with it: gRPC (1.85) never frees what it could not send, and
+the caller is gone almost always. So short a text has no memory of its own."""
 
 
 class RRPAHandlers:
@@ -112,9 +114,9 @@ class RRPAHandlers:
             _uncancel()
             context.set_code(grpc.StatusCode.INTERNAL)
             context.set_details(INTERRUPTED)
-        else:
-            code, text = set_status(context, error, call) if error else (Code.OK, "")
-            call.ended(code, text)
+            return
+        code, text = set_status(context, error, call) if error else (Code.OK, "")
+        call.ended(code, text)
         context.set_trailing_metadata(call.trailers())
 
     async def _forward(
