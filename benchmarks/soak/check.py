@@ -85,7 +85,7 @@ def _end(read: Read, wrote: Written | None, faults: Sequence[Fault]) -> list[str
     if wrote is None:  # it never reached an engine
         if read.pieces:
             return [f"{read.code}, and no engine knows of its bytes"]
-        return [] if code != "UNAVAILABLE" else _explained(read, faults)
+        return _explained(read, faults) if read.code in BROKEN else []
     if wrote.gave_up is not None:
         return _has_all_that_is_committed(read, wrote)
     if wrote.finished and read.resumable:
@@ -110,6 +110,8 @@ def _explained(read: Read, faults: Sequence[Fault]) -> list[str]:
 
 
 def _whole(read: Read, wrote: Written | None) -> list[str]:
+    if wrote is None and read.kind == "cancel" and read.reason == "CANCELLED":
+        return []  # in the queue: it never reached an engine
     if wrote is None or wrote.reason is None:
         return [f"OK with {read.reason}, but its engine never finished"]
     start, size = _extent(read)

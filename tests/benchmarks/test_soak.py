@@ -97,7 +97,8 @@ def test_a_call_that_goes_on_elsewhere_than_its_reader_was_is_found() -> None:
         (failed(9, "CANCELLED", resumable=False, offset=None), WHOLE, (KILL,)),
         (read(code="UNAVAILABLE"), WHOLE, (KILL,)),  # the Finish came, its status did not
         (failed(0, "RESOURCE_EXHAUSTED"), None, ()),
-        (failed(0, offset=None), None, (KILL,)),
+        (failed(0, offset=None), None, ()),
+        (Read("cancel", True, ID, code="OK", reason="CANCELLED"), None, ()),
         (failed(0, "CANCELLED", offset=None), None, (KILL,)),
         (failed(0, "NOT_FOUND"), Written([b"x"]), ()),
         (failed(4, "RESOURCE_EXHAUSTED"), Written(TOKENS[:2], 1, gave_up="full"), ()),
@@ -122,8 +123,9 @@ def test_a_failure_that_a_fault_explains_is_no_defect(
         (read(code="UNAVAILABLE"), WHOLE, ()),
         (read(code="UNAVAILABLE"), KILLED, (KILL,)),
         (read(code="UNAVAILABLE", offset=len(TEXT)), KILLED, (KILL,)),
-        (failed(0, offset=None), None, ()),  # refused for nothing
+        (failed(0, "CANCELLED", offset=None), None, ()),
         (failed(0, "CANCELLED"), None, (KILL,)),
+        (Read("whole", True, ID, code="OK", reason="CANCELLED"), None, ()),
         (failed(9, "DATA_LOSS"), KILLED, ()),
         (failed(9, "DEADLINE_EXCEEDED"), WHOLE, ()),
         (failed(9, "NOT_FOUND"), KILLED, ()),

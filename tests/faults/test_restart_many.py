@@ -1,6 +1,7 @@
 """kill -9 of the sidecar, again and again, under 128 live streams whose clients come back.
 
-A small one is in test_restart.py. RRPA_RUNS=50 kills it 50 times, in about a minute.
+A small one is in test_restart.py. RRPA_RUNS=50 kills it 50 times, in about two minutes, and wants
+nearly each of these starts to be quick: it needs a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -127,21 +128,24 @@ def test_a_sidecar_that_is_killed_under_128_streams_costs_nobody_a_byte_and_serv
     daemon = scene.daemon
     eventually(lambda: daemon.metric("rrpa_active_streams") >= STREAMS, 60, "they are live")
     took_s, ratios, faults = [], [], []
+    imports_s = seconds_of_imports()
     for _ in range(times(KILLS)):
-        imports_s = seconds_of_imports()
-        begun_s = time.monotonic()
+        begun_s, before_s = time.monotonic(), imports_s
         took_s.append(scene.kill_and_start())
-        ratios.append(took_s[-1] / imports_s)
         faults.append(Fault("kill sidecar", begun_s, time.monotonic()))
-        # On a busy machine clients too need longer, to be back before the next one.
-        time.sleep(seeded.uniform(0.05, 0.8) * max(1.0, took_s[-1]))
+        imports_s = seconds_of_imports()
+        ratios.append(took_s[-1] / max(before_s, imports_s))
+        # A slow machine gets more time: else nobody on it has a byte before the next kill.
+        time.sleep(seeded.uniform(0, 3) * imports_s)
     scene.end()
     reads, wrong = scene.defects(faults)
     calls = sum(len(read.starts) for read in reads)
+    ratios.sort()
+    typical, nearly_all = ratios[(len(ratios) - 1) // 2], ratios[len(ratios) * 9 // 10]
     print(
         f"{len(faults)} kills, {len(reads)} streams, {calls} calls;"
         f" serves after {statistics.median(took_s):.3f} s (at most {max(took_s):.3f}),"
-        f" {statistics.median(ratios):.2f} times the imports (at least {min(ratios):.2f})"
+        f" {typical:.2f} times the imports, 9 of 10 within {nearly_all:.2f} times"
     )
     assert wrong == []
     assert len(reads) >= CLIENTS
@@ -151,8 +155,8 @@ def test_a_sidecar_that_is_killed_under_128_streams_costs_nobody_a_byte_and_serv
     # Finish: only the status behind it may be lost.
     unfinished = [read for read in reads if read.stream_id and read.reason is None]
     assert {(read.code, len(read.pieces)) for read in unfinished} <= {("NOT_FOUND", 0)}
-    # Of few kills one may fall into a moment in which others have the machine.
-    assert (statistics.median(ratios) if len(ratios) >= MANY else min(ratios)) < LIMIT
+    # Of few kills one or two may fall into a moment in which others have the machine.
+    assert (nearly_all if len(ratios) >= MANY else typical) < LIMIT
     eventually(lambda: daemon.segments() == [], 15, "no file is left")
     for name in ("rrpa_active_streams", "rrpa_stream_queue_length", "rrpa_shm_utilization_percent"):
         assert daemon.metric(name) == 0
