@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import random
 import shutil
 import signal
 import socket
@@ -62,10 +63,19 @@ def tmpfs(stack: ExitStack, path: Path) -> bool:
     return True
 
 
-def free_port() -> int:
-    """Return a port that nobody has now: a sidecar that comes back needs the one it had."""
-    with socket.create_server(("localhost", 0)) as probe:
-        return int(probe.getsockname()[1])
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody has: a sidecar that comes back needs those that it had.
+
+    Below those that the kernel gives away, or one might be a client's own by then.
+    """
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    found: list[int] = []
+    for port in random.SystemRandom().sample(range(max(1024, lowest - 8192), lowest), 1000):
+        with contextlib.suppress(OSError), socket.create_server(("localhost", port)):
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise BenchmarkFailed(f"{count} ports below {lowest} are needed, and all are taken")
 
 
 @dataclass
@@ -93,7 +103,7 @@ class Node:
         if not self.own_file_system:
             self.shm = Path(tempfile.mkdtemp(prefix=private_prefix(), dir="/dev/shm"))
             self.stack.callback(shutil.rmtree, self.shm, ignore_errors=True)
-        self._port, self._metrics_port = free_port(), free_port()
+        self._port, self._metrics_port = free_ports(2)
         self.sidecar = self.start_sidecar()
 
     # --- The sidecar ----------------------------------------------------------------------
