@@ -822,6 +822,18 @@ def test_a_stream_that_has_not_begun_ends_without_a_byte(broker, cast, where):
         resume(broker, stopped, 1)
 
 
+def test_bytes_written_after_a_stop_that_nobody_has_seen_yet_are_there_for_who_resumes(
+    broker, cast
+):
+    engine = cast.engine()
+    stream = cast.open(resumable=True)
+    broker.cancel_stream(stream.stream_id)
+    engine.begin(stream.stream_id).write(b"ab")  # it has not heard of the stop, and does not ring
+    other = resume(broker, stream, 1)
+    engine.obey_cancels()
+    assert read_all(other) == (b"b", Finished(2, CANCELLED, None, 0, 0, 0))
+
+
 def test_after_it_was_stopped_its_reader_may_leave_and_nothing_stays(broker, cast, shm):
     engine = cast.engine()
     stream = cast.open()

@@ -30,6 +30,10 @@ A look with news is followed by the next, so a burst is found at once."""
 GIVEN_UP = "the engine gave the stream up without an end,"
 
 
+MAY_HAVE_A_LOG = frozenset({State.SUBMITTED, State.STOPPING})
+"""States in which an engine may have created the log since it was looked for last."""
+
+
 class Watch:
     """Which streams to look at, when, and what to see there.
 
@@ -134,10 +138,10 @@ class Watch:
 
     def look_for_end(self, stream: LiveStream) -> None:
         """Take note of an end that the engine has written and nobody has read."""
-        if stream.state is State.SUBMITTED:
-            self._look_for_log(stream)
-        elif stream.progress is not None:
+        if stream.progress is not None:
             self._refresh(stream)
+        elif stream.state in MAY_HAVE_A_LOG:
+            self._look_for_log(stream)
 
     def lose_again(self, stream: LiveStream, why: str, committed: int) -> None:
         """Let a FOUND stream end as it did when it was in memory."""
