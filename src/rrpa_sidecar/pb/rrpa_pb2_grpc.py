@@ -65,7 +65,14 @@ class RRPAServiceStub(object):
     time from its return on.
     After its end: for --shm-timeout (30 s as shipped) since the end, or since its last reader
     left if that was later. Then it is NOT_FOUND. If memory is short, the oldest go sooner.
-    Several may read one stream at once, each from an offset of its own; all get equal bytes.
+    Several, 64 at most, may read one stream at once, each from an offset of its own; all get
+    equal bytes. Of all streams together as many may be resumed at once as may run or wait; one
+    more is RESOURCE_EXHAUSTED.
+    A status of the stream has rrpa-offset. One without it, after rrpa-stream-id came, is that of a
+    connection or proxy that broke, whatever its code (UNAVAILABLE, of Envoy INTERNAL): resume.
+    Before rrpa-stream-id came you have nothing: UNAVAILABLE, and INTERNAL, UNKNOWN and a
+    CANCELLED that is not yours if they have no x-request-id, say that the request was lost on
+    its way, as when it met a server that had begun to stop. Ask again.
 
     Errors are a standard code and one line of text of less than 200 bytes. An engine may end a
     stream with any code but UNKNOWN; the sidecar's own are:
@@ -161,7 +168,14 @@ class RRPAServiceServicer(object):
     time from its return on.
     After its end: for --shm-timeout (30 s as shipped) since the end, or since its last reader
     left if that was later. Then it is NOT_FOUND. If memory is short, the oldest go sooner.
-    Several may read one stream at once, each from an offset of its own; all get equal bytes.
+    Several, 64 at most, may read one stream at once, each from an offset of its own; all get
+    equal bytes. Of all streams together as many may be resumed at once as may run or wait; one
+    more is RESOURCE_EXHAUSTED.
+    A status of the stream has rrpa-offset. One without it, after rrpa-stream-id came, is that of a
+    connection or proxy that broke, whatever its code (UNAVAILABLE, of Envoy INTERNAL): resume.
+    Before rrpa-stream-id came you have nothing: UNAVAILABLE, and INTERNAL, UNKNOWN and a
+    CANCELLED that is not yours if they have no x-request-id, say that the request was lost on
+    its way, as when it met a server that had begun to stop. Ask again.
 
     Errors are a standard code and one line of text of less than 200 bytes. An engine may end a
     stream with any code but UNKNOWN; the sidecar's own are:
@@ -318,7 +332,14 @@ class RRPAService(object):
     time from its return on.
     After its end: for --shm-timeout (30 s as shipped) since the end, or since its last reader
     left if that was later. Then it is NOT_FOUND. If memory is short, the oldest go sooner.
-    Several may read one stream at once, each from an offset of its own; all get equal bytes.
+    Several, 64 at most, may read one stream at once, each from an offset of its own; all get
+    equal bytes. Of all streams together as many may be resumed at once as may run or wait; one
+    more is RESOURCE_EXHAUSTED.
+    A status of the stream has rrpa-offset. One without it, after rrpa-stream-id came, is that of a
+    connection or proxy that broke, whatever its code (UNAVAILABLE, of Envoy INTERNAL): resume.
+    Before rrpa-stream-id came you have nothing: UNAVAILABLE, and INTERNAL, UNKNOWN and a
+    CANCELLED that is not yours if they have no x-request-id, say that the request was lost on
+    its way, as when it met a server that had begun to stop. Ask again.
 
     Errors are a standard code and one line of text of less than 200 bytes. An engine may end a
     stream with any code but UNKNOWN; the sidecar's own are:
