@@ -240,9 +240,11 @@ def test_client_and_sidecar_count_the_same_messages(short_dir: Path) -> None:
             client.wait_end()
             report = client.report()
         frames = stack.daemon.metric("rrpa_frames_total")
-    assert report["total"]["messages"] == streams * tokens
+    # On a busy machine two tokens may share a frame.
+    assert 0 < report["total"]["messages"] <= streams * tokens
+    assert report["total"]["bytes"] == streams * tokens * len("word ")
     assert not report["errors"]
-    assert frames == streams * tokens
+    assert frames == report["total"]["messages"]
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def test_it_writes_checks_and_prints_the_next_command(tmp_path: pathlib.Path) ->
     assert checked.returncode == 0, checked.stderr
     text = (out / "envoy.yaml").read_text()
     assert "port_value: 9443" in text
-    assert f"max_requests: {128 + 5 + 4096}" in text
+    assert f"max_requests: {2 * (128 + 5) + 4096}" in text
 
 
 def test_second_run_keeps_the_certificate_and_changes_the_rest(tmp_path: pathlib.Path) -> None:

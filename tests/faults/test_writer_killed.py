@@ -64,6 +64,7 @@ def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
         "listen_frontend": request.param,
         "stream_bytes": "128KiB",
         "shm_bytes": 4 * len(DEATHS) * 128 * 1024,
+        "resume_window_s": TIMEOUT_S,
         "shm_timeout_s": TIMEOUT_S,
     }
     with Stack(daemon, engine=None) as running:

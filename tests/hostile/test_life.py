@@ -38,8 +38,9 @@ from tests.hostile.frames import (
 TIMEOUT_S = 30.0
 
 CALL = PREFACE + frame(SETTINGS) + call(1, SHORT)
-SETTINGS_LIMIT = 2**26 // 2**18 + 4096
-"""Calls of one connection: streams that fit into memory, none queued, and room for refusals."""
+SETTINGS_LIMIT = 2 * (2**26 // 2**18) + 4096
+"""Calls of one connection: streams that fit into memory, none queued, as many that read resumed
+ones, and room for refusals."""
 
 
 @pytest.mark.parametrize("size", [1, 7, 24, 33])
