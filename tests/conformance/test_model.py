@@ -62,6 +62,7 @@ def test_usage_finish_and_frames_of_a_real_answer(model_stack: Stack) -> None:
         frame.data.decode("utf-8")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("first_token", [False, True], ids=["before-first-token", "mid-stream"])
 def test_cancelled_model_stops_within_100_ms_and_frees_its_slot(
     model_stack: Stack, first_token: bool
